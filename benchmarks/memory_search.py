@@ -101,14 +101,13 @@ def _chain(source: random.Random, num_layers: int, num_stages: int) -> list[Stag
         LayerFigures(forward * _MS, 2 * forward * _MS, source.randint(1, 12) * _MIB, source.randint(1, 3) * _MIB)
         for forward in (source.randint(1, 12) for _ in range(num_layers))
     )
-    parameters = [0, *accumulate(source.randint(0, 2) * _MIB for _ in range(num_layers))]
+    weights = [0, *accumulate(3 * source.randint(0, 2) * _MIB for _ in range(num_layers))]
     zero = [0] * (num_layers + 1)
     found = []
     for stage in range(num_stages):
         place = StagePlace(
             layers,
-            parameters,
-            copies=3,
+            weights,
             in_flight=num_stages - stage,
             receives=stage > 0,
             memory_bytes=0,

@@ -128,14 +128,19 @@ def check(run: str | Path | Run | None = None) -> dict[str, Report]:
 
 
 def export(
-    run: str | Path | Run | None, out: str | Path, *, to: Literal["safetensors", "hf"] = "safetensors"
+    run: str | Path | Run | None,
+    out: str | Path,
+    *,
+    to: Literal["safetensors", "hf"] = "safetensors",
+    best: bool = False,
 ) -> Exported:
-    """Write the weights of a run's newest checkpoint, as `hetpipe export` does.
+    """Write the weights of a run's newest checkpoint, or of its best one, as `hetpipe export` does.
 
     Args:
         run: a run, or its folder or URL; None: the newest one in `runs/`.
         out: the file or URL to write; with `hf` a folder that `from_pretrained` reads.
         to: format; `hf` builds the job's model with the code in the current folder.
+        best: the best checkpoint, by `checkpoint.best` or `early_stopping`.
 
     Raises:
         UserError: there is no such run, or `out` cannot be written.
@@ -143,7 +148,7 @@ def export(
     """
     name = None if run is None else str(run.path if isinstance(run, Run) else run)
     with naming_keywords():
-        written, _ = export_run(name, str(out), is_hugging_face=to == "hf", runs_dir=RUNS, shell=Shell())
+        written, _ = export_run(name, str(out), is_hugging_face=to == "hf", is_best=best, runs_dir=RUNS, shell=Shell())
     return written
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from hetpipe.checkpoint.best import find_best
 from hetpipe.checkpoint.locations import opened, search_at
 from hetpipe.checkpoint.manifest import no_checkpoint
 from hetpipe.durable import replacing
@@ -44,12 +45,16 @@ class TrainedState:
     buffer that is not persistent. Checkpoints of older versions have a tied weight under its first name only."""
 
 
-def read_trained_state(run: str | Path) -> TrainedState:
-    """Read the newest complete checkpoint of a run, by its folder or URL.
+def read_trained_state(run: str | Path, *, is_best: bool = False) -> TrainedState:
+    """Read the newest complete checkpoint of a run, by its folder or URL; or its best one.
 
     Raises:
         CheckpointError: there is none, or one of its files is corrupted.
     """
+    if is_best:
+        if is_url(str(run)):
+            raise CheckpointError(f"{run} is in an object store, where only the newest checkpoints are kept")
+        return read_checkpoint_state(str(find_best(Path(run))[0]))
     found = search_at(str(run))
     if found.folder is None:
         raise no_checkpoint(str(run), found)
@@ -80,15 +85,20 @@ def read_checkpoint_state(folder: str) -> TrainedState:
     return TrainedState(folder, manifest.progress.clock, tensors)
 
 
-def export_weights(run: str | Path, out: str | Path) -> Exported:
+def export_weights(run: str | Path, out: str | Path, *, is_best: bool = False) -> Exported:
     """Write `out` atomically, replacing an existing file or object.
+
+    Args:
+        run: folder or URL of the run.
+        out: the file or URL.
+        is_best: of its best checkpoint instead of the newest.
 
     Raises:
         CheckpointError: the run has no complete checkpoint, or one of its files is corrupted.
         UserError: `out` cannot be written.
     """
     if not is_url(str(out)):
-        return _export(run, Path(out), str(out))
+        return _export(run, Path(out), str(out), is_best=is_best)
     try:
         place, _, name = checked_url(str(out)).rpartition("/")
         store = ObjectStore(place)
@@ -96,7 +106,7 @@ def export_weights(run: str | Path, out: str | Path) -> Exported:
         raise UserError(f"cannot write {out}: {error}; give a URL like s3://BUCKET/model.safetensors") from error
     with TemporaryDirectory(prefix="hetpipe-export-") as folder:
         path = Path(folder) / name
-        exported = _export(run, path, str(out))
+        exported = _export(run, path, str(out), is_best=is_best)
         try:
             store.put_file(name, path)
         except OSError as error:
@@ -104,13 +114,13 @@ def export_weights(run: str | Path, out: str | Path) -> Exported:
     return exported
 
 
-def _export(run: str | Path, out: Path, shown: str) -> Exported:
+def _export(run: str | Path, out: Path, shown: str, *, is_best: bool) -> Exported:
     if out.is_dir():
         raise UserError(
             f"{out} is a folder; give a file name, for example {out / 'model.safetensors'}, or write a Hugging "
             "Face model with --to hf"
         )
-    state = read_trained_state(run)
+    state = read_trained_state(run, is_best=is_best)
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

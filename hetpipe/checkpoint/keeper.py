@@ -119,7 +119,7 @@ class CheckpointKeeper:
         last_checkpoint_seconds: float = 0.0,
         time: TimeSource = SYSTEM_CLOCK,
     ) -> None:
-        """Keep the newest `keep` complete checkpoints in `store`, and those of `worth_keeping`.
+        """Keep the newest `keep` complete checkpoints in `store`, those of `worth_keeping`, and the best one.
 
         Args:
             job_id: the job.
@@ -386,7 +386,7 @@ class CheckpointKeeper:
         try:
             found = {clock: done for clock, done in self._store.clocks().items() if clock <= newest}
             complete = sorted(clock for clock, done in found.items() if done)
-            kept = {*worth_keeping(complete, self._keep, self._members), *self._sets}
+            kept = {*worth_keeping(complete, self._keep, self._members), *self._sets, self._store.best()}
             for clock in sorted(found.keys() - kept):
                 self._store.remove(clock)
         except OSError as error:

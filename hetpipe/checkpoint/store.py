@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from hetpipe.checkpoint.best import read_best
 from hetpipe.checkpoint.layout import PartLabel
 from hetpipe.checkpoint.manifest import (
     FIX,
@@ -75,6 +76,10 @@ class CheckpointStore(Protocol):
         Raises:
             OSError, HetpipeError: the manifest could not be written, and does not exist.
         """
+        ...
+
+    def best(self) -> Clock | None:
+        """The clock of the best checkpoint, which is kept beyond the newest; None if no evaluation is noted."""
         ...
 
     def is_complete(self, clock: Clock) -> bool:
@@ -143,6 +148,11 @@ class FolderStore:
         """Implement `CheckpointStore.manifest`."""
         return read_manifest(self.folder(clock))
 
+    def best(self) -> Clock | None:
+        """Implement `CheckpointStore.best`."""
+        found = read_best(self._run_dir)
+        return None if found is None else found.clock
+
     def clocks(self) -> dict[Clock, bool]:
         """Implement `CheckpointStore.clocks`."""
         folders = (self._run_dir / "checkpoints").glob("clock-*")
@@ -173,6 +183,10 @@ class StoredCheckpoints:
         """
         self._objects = objects
         self._run_dir = run_dir
+
+    def best(self) -> Clock | None:
+        """Implement `CheckpointStore.best`: jobs with an object store keep the newest only."""
+        return None
 
     def url(self, clock: Clock) -> str:
         """The URL of a checkpoint."""

@@ -281,13 +281,14 @@ class Job(Section):
         cls, checkpoint: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> CheckpointSection:
         """Cross-key checks run at the last key, when all individually valid keys are available."""
-        problems = list(contradictions(info.data))
         try:
             checked: CheckpointSection = check(checkpoint)
         except ValidationError as error:
             own = problems_of(error, CheckpointSection)
+            problems = list(contradictions(info.data))
             problems += [Problem(("checkpoint", *problem.path), problem.message) for problem in own]
             raise refusal(problems) from None
+        problems = list(contradictions({**info.data, "checkpoint": checked}))
         if problems:
             raise refusal(problems)
         return checked

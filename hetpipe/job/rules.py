@@ -23,6 +23,7 @@ from hetpipe.job.elastic import (
 from hetpipe.job.freezing import FreezeSection
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
+    CheckpointSection,
     ClusterSection,
     DataSection,
     EvaluateSection,
@@ -70,10 +71,37 @@ def _stops_by_what_is_evaluated(
         return
     if data.eval is None:
         yield Problem(("early_stopping",), "needs evaluations, which need `data.eval`")
-    known = ["loss", *(loss if isinstance(loss, Mapping) else ()), *metrics]
+    known = _evaluated(loss, metrics)
     if early_stopping.metric not in known:
         hint = did_you_mean(early_stopping.metric, known)
         yield Problem(("early_stopping", "metric"), f"is {early_stopping.metric}, which is not evaluated; {hint}")
+
+
+def _keeps_the_best_of_what_is_evaluated(
+    checkpoint: CheckpointSection,
+    data: DataSection,
+    loss: str | Mapping[str, LossTerm] | None,
+    metrics: Mapping[str, str],
+    storage: str | None,
+) -> Iterator[Problem]:
+    if checkpoint.best is None:
+        return
+    if data.eval is None:
+        yield Problem(("checkpoint", "best"), "needs evaluations, which need `data.eval`")
+    known = _evaluated(loss, metrics)
+    if checkpoint.best not in known:
+        hint = did_you_mean(checkpoint.best, known)
+        yield Problem(("checkpoint", "best"), f"is {checkpoint.best}, which is not evaluated; {hint}")
+    if storage is not None:
+        yield Problem(
+            ("checkpoint", "best"),
+            "is for checkpoints in the folder of the run; with `storage`, only the newest are kept: leave one out",
+        )
+
+
+def _evaluated(loss: str | Mapping[str, LossTerm] | None, metrics: Mapping[str, str]) -> list[str]:
+    """Names of the values of an evaluation."""
+    return ["loss", *(loss if isinstance(loss, Mapping) else ()), *metrics]
 
 
 def _one_virtual_worker(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
@@ -451,6 +479,7 @@ def _kind(message: str) -> Problem:
 _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _values_have_one_name,
     _stops_by_what_is_evaluated,
+    _keeps_the_best_of_what_is_evaluated,
     _one_virtual_worker,
     _bound_is_planned,
     _equal_replicas,

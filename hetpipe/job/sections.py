@@ -657,5 +657,9 @@ class CheckpointSection(Section):
     """Interval in waves of barriers with a checkpoint; None: only where a barrier is due anyway."""
     keep: PositiveInt = 3
     """Number of newest checkpoints kept; older ones are deleted, except the newest one with the state of an absent
-    virtual worker.
+    virtual worker, and the best one.
+    """
+    best: str | None = Field(default=None, min_length=1, examples=["accuracy"])
+    """Metric of evaluations by which the best checkpoint is kept as well; smaller is better for losses and
+    perplexities, larger for others. None: that of `early_stopping`, if it is set.
     """

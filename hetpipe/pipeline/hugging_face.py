@@ -25,13 +25,14 @@ from hetpipe.pipeline.seeds import preserved_generators
 _MAX_NAMED = 4
 
 
-def export_hugging_face(job: Job, import_path: Path, run: str | Path, out: Path) -> Exported:
+def export_hugging_face(job: Job, import_path: Path, run: str | Path, out: Path, *, is_best: bool = False) -> Exported:
     """Write the folder `out`, atomically.
 
     Args:
         job: the run's job.
         import_path: folder searched first for user code.
         run: folder or URL of the run; its newest checkpoint is exported.
+        is_best: its best checkpoint instead.
         out: a new or an empty folder.
 
     Raises:
@@ -41,7 +42,7 @@ def export_hugging_face(job: Job, import_path: Path, run: str | Path, out: Path)
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists; name a new folder, for example {out.with_name(out.name + '-new')}")
-    state = read_trained_state(run)
+    state = read_trained_state(run, is_best=is_best)
     with preserved_generators():
         model: Any = build_model(job, import_path)
     if not callable(getattr(model, "save_pretrained", None)):

@@ -253,8 +253,8 @@ def _stages(facts: PlanFacts, worker: PlannedWorker, minibatches_per_wave: int) 
     for index, stage in enumerate(worker.stages):
         first, last = stage.layers
         forward = milliseconds(costs.forward[stage.type][last] - costs.forward[stage.type][first])
-        copies = memory.copies(index, len(worker.stages))
-        parameter_bytes = copies * (costs.parameter_bytes[last] - costs.parameter_bytes[first])
+        weights = costs.weight_bytes(memory.copies(index, len(worker.stages)))
+        parameter_bytes = weights[last] - weights[first]
         found.append(
             StageView(
                 device=stage.device,

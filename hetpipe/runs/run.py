@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetpipe.checker import Report, check_run
+from hetpipe.checkpoint.best import Best, find_best
 from hetpipe.checkpoint.export import TrainedState, read_trained_state
-from hetpipe.errors import UserError
+from hetpipe.errors import CheckpointError, UserError
 from hetpipe.job.file import Job
 from hetpipe.observe.metrics import read_metrics
 from hetpipe.runs.judge import histories_of
@@ -114,22 +115,29 @@ class Run:
             raise UserError(f"{path} cannot be read: {error}") from error
         return _frame([{**{k: v for k, v in each.items() if k != "values"}, **each["values"]} for each in objects])
 
-    def weights(self) -> TrainedState:
-        """The tensors of its newest complete checkpoint, named as in the model's `state_dict`.
+    def best(self) -> Best | None:
+        """Its best evaluation so far, by the metric of `checkpoint.best` or `early_stopping`; None without any."""
+        try:
+            return find_best(self.path)[1]
+        except CheckpointError:
+            return None
+
+    def weights(self, *, best: bool = False) -> TrainedState:
+        """The tensors of its newest complete checkpoint, or of the best one, named as in the model's `state_dict`.
 
         Raises:
             CheckpointError: there is none, or one of its files is corrupted.
         """
-        return read_trained_state(self._folder.place)
+        return read_trained_state(self.path if best else self._folder.place, is_best=best)
 
-    def load_into(self, model: nn.Module) -> TrainedState:
-        """Load the newest complete checkpoint into `model`, strictly; returns what was loaded.
+    def load_into(self, model: nn.Module, *, best: bool = False) -> TrainedState:
+        """Load the newest complete checkpoint, or the best one, into `model`, strictly; returns what was loaded.
 
         Raises:
             CheckpointError: there is no checkpoint, or one of its files is corrupted.
             UserError: the model is another one.
         """
-        state = self.weights()
+        state = self.weights(best=best)
         try:
             model.load_state_dict(state.tensors)
         except RuntimeError as error:

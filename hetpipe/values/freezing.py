@@ -118,9 +118,27 @@ class Freezing:
         left = len(self.levels) - frozen
         if len(trained) < left:  # no minibatch of this segment has told its gradients
             return frozen
-        bound = floor(frozen + Fraction(self.alpha) * left)
         least = min(range(left), key=lambda number: totals[trained[number]])
-        return self.allowed(max(frozen, min(bound, frozen + least)))
+        return self.allowed(max(frozen, min(self.bound(frozen), frozen + least)))
+
+    def bound(self, frozen: int) -> int:
+        """The largest F, before ties lower it, that norms can decide where F is `frozen`.
+
+        >>> from itertools import accumulate
+        >>> twelve = Freezing(tuple(range(12)), alpha="1/3")
+        >>> list(accumulate(range(5), lambda frozen, _: twelve.bound(frozen), initial=0))
+        [0, 4, 6, 8, 9, 10]
+        """
+        assert self.alpha is not None, "norms decide"
+        return floor(frozen + Fraction(self.alpha) * (len(self.levels) - frozen))
+
+    def foretold(self, frozen: int, *, after: Clock, upto: Clock, epoch: int, reasons: Collection[str]) -> int:
+        """F from the barrier at `upto` on, as `frozen_at` and `decides_at`, if norms decide the most that they can.
+
+        Where a run begins, `after` is below 0, there are no norms.
+        """
+        found = self.frozen_at(frozen, after=after, upto=upto, epoch=epoch)
+        return self.allowed(self.bound(found)) if after >= 0 and self.decides_at(upto, reasons) else found
 
     @property
     def clocks(self) -> tuple[Clock, ...]:

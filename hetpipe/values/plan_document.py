@@ -236,6 +236,9 @@ class PlanDocument(Document):
     """The largest N tried for these virtual workers: the minimum of the figures above, or less where a larger N could
     not improve the plan; null: N was given. Informational.
     """
+    frozen_layers: Index = 0
+    """The first so many layers of the model are frozen (`docs/semantics/freezing.md`): all figures are those with them.
+    """
     has_shards: bool = True
     """Whether parameter servers hold the weights; if not, there is one virtual worker and no placement."""
     shards: tuple[str, ...] = ()

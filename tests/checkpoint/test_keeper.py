@@ -76,7 +76,7 @@ class Parts:
 
     @property
     def folders(self) -> list[int]:
-        return sorted(int(path.name[-8:]) for path in (self.run_dir / "checkpoints").iterdir())
+        return sorted(int(path.name[-8:]) for path in (self.run_dir / "checkpoints").glob("clock-*"))
 
 
 @pytest.fixture

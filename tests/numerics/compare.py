@@ -67,6 +67,8 @@ class Case:
     lr_schedule: dict[str, Any] | None = None
     groups: tuple[dict[str, Any], ...] = ()
     mean_over: str = "samples"
+    init_from: str | None = None
+    """Of the job; the reference's model then needs the same weights."""
     evaluate: dict[str, Any] | None = None
     """Of the job; then the training data are evaluated on, also at the ends of epochs."""
     moves: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
@@ -121,6 +123,7 @@ class Case:
             minibatches=self.minibatches,
             seed=3,
             mean_over=self.mean_over,
+            init_from=self.init_from,
             optimizer={**self.optimizer, **({"groups": self.groups} if self.groups else {})},
             weights=self.weights,
             gradients=gradients,

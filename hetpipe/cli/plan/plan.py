@@ -19,6 +19,7 @@ from hetpipe.cli.plan.profile_links import links_sentences
 from hetpipe.cli.plan.profile_view import ProfileView, view_for
 from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
 from hetpipe.cli.plan.simulate import staleness_of
+from hetpipe.decide.elastic.freezing import frozen_layers_of
 from hetpipe.decide.lifecycle.known_cluster import KnownLinks, cluster_of, known_links, stated_links
 from hetpipe.decide.lifecycle.planning import options_of
 from hetpipe.decide.planner.allocation.parallel import PLANNED_POLICY
@@ -104,6 +105,12 @@ class Options:
     recompute: Annotated[
         str | None, typer.Option(metavar="auto|on|off", help="Recompute activations.  [default: auto; a job's own]")
     ] = None
+    freeze: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="F", help="Frozen layers with parameters, from the first on.  [default: 0; a job's own]"
+        ),
+    ] = None
     max_batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Largest global batch; for parallel.")] = (
         None
     )
@@ -143,6 +150,10 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     options = planning.options
     if request.reserve_bytes is None:
         options = replace(options, reserve_bytes=known.reserve_bytes)
+    frozen = request.freeze if request.freeze is not None or job is None else job.freeze.layers
+    if frozen:
+        option = "--freeze" if request.freeze else "freeze.layers"
+        options = replace(options, frozen_layers=frozen_layers_of(known.profile, frozen, option))
     if request.fit:
         return _fit(known.profile, known.cluster, options, output)
     planned = plan_for(known, options)

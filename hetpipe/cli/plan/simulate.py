@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,9 @@ import typer
 
 from hetpipe.cli.options import Json
 from hetpipe.cli.plan.simulated_trace import write_trace
+from hetpipe.decide.elastic.freezing import frozen_layers_of
 from hetpipe.decide.planner.simulation_length import steady_waves
-from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.documents import costs_of, frozen_plan, schedule_in, simulated_plan, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan
 from hetpipe.decide.simulator.result import SimulationResult
@@ -22,10 +24,12 @@ from hetpipe.errors import UserError
 from hetpipe.report.text import columns, count, duration, percent, rate, shown_path
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.shell import Shell
+from hetpipe.values.cluster import Cluster
 from hetpipe.values.document import read_document
 from hetpipe.values.fit import read_fitting
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.profile import Profile
 from hetpipe.values.quantities import bytes_text
 from hetpipe.values.suggest import join_names
 
@@ -62,6 +66,10 @@ class Options:
         tuple[str, ...],
         typer.Option("--straggler", metavar="DEVICE=FACTOR", help="Slow a device down by a factor. Repeatable."),
     ] = ()
+    freeze: Annotated[
+        tuple[str, ...],
+        typer.Option(metavar="CLOCK=F", help="From this clock on F layers with parameters are frozen. Repeatable."),
+    ] = ()
     no_contention: Annotated[bool, typer.Option("--no-contention", help="Simulate transfers without contention.")] = (
         False
     )
@@ -91,6 +99,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     costs = costs_of(document, profile, cluster)
     plan = simulated_plan(document, costs)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
+    phases = phases_of(options, document, profile, cluster, how) if options.freeze else ()
     remarks: list[str] = []
     if costs.profile.batch_size != profile.batch_size:
         remarks.append(
@@ -103,8 +112,87 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         if len(result.activities) > _LARGE_TRACE:
             remarks.append(f"it has {len(result.activities)} activities; give fewer --minibatches for a smaller one")
     output.say(*remarks)
-    output.answer(to_json(result), *lines(result, plan, how))
+    told = to_json(result) | ({"phases": [asdict(phase) for phase in phases]} if phases else {})
+    output.answer(told, *lines(result, plan, how), *phase_lines(phases))
     return ExitStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The part of a run in which the same layers are frozen."""
+
+    clock: int
+    """Its first clock."""
+    frozen: int
+    """F."""
+    layers: int
+    """The first so many layers of the model are frozen."""
+    samples_per_second: float
+    """From barrier to barrier, with the filling and draining of pipelines."""
+    seconds: float
+
+
+def phases_of(
+    options: Options, document: PlanDocument, profile: Profile, cluster: Cluster, how: SimulationOptions
+) -> tuple[Phase, ...]:
+    """The phases of a run whose layers freeze as `--freeze` says, in order; the first one begins at clock 0.
+
+    Raises:
+        UserError: the values of `--freeze` are malformed, or not in order, or at or behind the end of the run.
+    """
+    waves = -(-how.minibatches // round(sum(document.waves) / len(document.waves)))
+    changes = [(0, 0), *map(freeze_of, options.freeze)]
+    if any(a[0] > b[0] or a[1] >= b[1] for a, b in pairwise(changes)) or changes[-1][0] >= waves:
+        raise UserError(
+            f"--freeze is {', '.join(options.freeze)}; give clocks in order, below the end of the run at {waves}, each "
+            "with more layers than the one before"
+        )
+    found = []
+    for (clock, frozen), end in zip(changes, [*(clock for clock, _ in changes[1:]), waves], strict=True):
+        if clock == end:  # frozen from the start
+            continue
+        layers = frozen_layers_of(profile, frozen, "--freeze")
+        plan, costs = frozen_plan(document, profile, cluster, layers)
+        minibatches = mean_minibatches(end - clock, document.waves)
+        samples = sum(shares(minibatches, document.waves)) * costs.profile.batch_size
+        seconds = simulate(plan, costs, replace(how, minibatches=minibatches)).seconds
+        found.append(Phase(clock, frozen, layers, samples / seconds, seconds))
+    return tuple(found)
+
+
+def phase_lines(phases: Sequence[Phase]) -> list[str]:
+    """The phases as text for people."""
+    if not phases:
+        return []
+    whole = sum(phase.seconds for phase in phases)
+    samples = sum(phase.seconds * phase.samples_per_second for phase in phases)
+    rows = [
+        [
+            str(phase.clock),
+            str(phase.frozen),
+            str(phase.layers),
+            rate(phase.samples_per_second),
+            duration(phase.seconds),
+        ]
+        for phase in phases
+    ]
+    head = ["from clock", "F", "frozen layers", "samples/s", "time"]
+    return ["", *columns([head, *rows]), f"together {rate(samples / whole)} samples/s in {duration(whole)}"]
+
+
+def freeze_of(text: str) -> tuple[int, int]:
+    """Parse the value of a `--freeze`.
+
+    Raises:
+        UserError: it is not `CLOCK=F`.
+
+    >>> freeze_of("40=2")
+    (40, 2)
+    """
+    clock, _, frozen = text.partition("=")
+    if not (clock.isdecimal() and frozen.isdecimal() and int(frozen) > 0):
+        raise UserError(f"--freeze is {text!r}; give a clock and a number of layers, for example 40=2")
+    return int(clock), int(frozen)
 
 
 def simulation_options(

@@ -45,6 +45,9 @@ class Options:
             help="hf: a folder that from_pretrained reads. Builds the job's model with the code in the current folder.",
         ),
     ] = Format.SAFETENSORS
+    best: Annotated[
+        bool, typer.Option("--best", help="The best checkpoint, by checkpoint.best or early_stopping; not the newest.")
+    ] = False
     runs_dir: RunsDir = RUNS
     as_json: Json = False
 
@@ -60,6 +63,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         runs[0] if runs else None,
         out,
         is_hugging_face=options.to is Format.HUGGING_FACE,
+        is_best=options.best,
         runs_dir=options.runs_dir,
         shell=shell,
     )
@@ -78,7 +82,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def export_run(
-    run: str | None, out: str, *, is_hugging_face: bool, runs_dir: Path, shell: Shell
+    run: str | None, out: str, *, is_hugging_face: bool, is_best: bool, runs_dir: Path, shell: Shell
 ) -> tuple[Exported, str]:
     """Write the weights of a run; returns what was written, and the name of the run for messages.
 
@@ -86,6 +90,7 @@ def export_run(
         run: folder or URL of the run; None: the newest one in `runs_dir`.
         out: file or URL; with `is_hugging_face`, a folder that `from_pretrained` reads.
         is_hugging_face: build the job's model with the code in the shell's current folder, and save it.
+        is_best: of its best checkpoint instead of the newest.
         runs_dir: searched for the newest run.
         shell: the command's environment.
 
@@ -99,14 +104,14 @@ def export_run(
         folder = find_run(None if run is None else Path(run), runs_dir=runs_dir)
         place, shown = folder.place, shown_path(folder.path, shell.current)
     if not is_hugging_face:
-        return export_weights(place, out), shown
+        return export_weights(place, out, is_best=is_best), shown
     if folder is None or is_url(out):
         raise UserError("--to hf reads the folder of a run and writes a folder, not a URL; export safetensors instead")
-    return _hugging_face(folder, Path(out), shell), shown
+    return _hugging_face(folder, Path(out), shell, is_best=is_best), shown
 
 
-def _hugging_face(folder: RunFolder, out: Path, shell: Shell) -> Exported:
+def _hugging_face(folder: RunFolder, out: Path, shell: Shell, *, is_best: bool) -> Exported:
     # Imports torch, and the user's code.
     from hetpipe.pipeline.hugging_face import export_hugging_face
 
-    return export_hugging_face(folder.read_job(), shell.current, folder.place, out)
+    return export_hugging_face(folder.read_job(), shell.current, folder.place, out, is_best=is_best)

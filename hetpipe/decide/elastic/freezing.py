@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from hetpipe.errors import PlanError
+from hetpipe.errors import PlanError, UserError
 from hetpipe.job.elastic import FreezeLine
 from hetpipe.job.file import Job
 from hetpipe.values.freezing import FreezeChange, Freezing
 from hetpipe.values.ids import Clock
 from hetpipe.values.plan import LayerReport, Plan
+from hetpipe.values.profile import Profile
 from hetpipe.values.sync import Progress
 
 
@@ -21,12 +22,42 @@ def freeze_levels(layers: Sequence[LayerReport], *, ignores_ties: bool) -> tuple
         layers: of the model.
         ignores_ties: a parameter may be frozen while later layers that use it are trained.
     """
-    trained = [layer.index for layer in layers if layer.parameters]
+    trained = [int(layer.index) for layer in layers if layer.parameters]
+    return _levels(trained, lambda behind: not ignores_ties and layers[behind].is_tied)
+
+
+def freeze_levels_of(profile: Profile) -> tuple[int, ...]:
+    """`Freezing.levels` of a model by its profile; ties are those that the profile lists."""
+    trained = [index for index, layer in enumerate(profile.layers) if layer.parameter_bytes]
+    return _levels(trained, lambda behind: profile.layers[behind - 1].tie_bytes > 0)
+
+
+def _levels(trained: Sequence[int], is_tied: Callable[[int], bool]) -> tuple[int, ...]:
+    """Levels of a model.
+
+    Args:
+        trained: the layers with trainable parameters, ascending.
+        is_tied: whether a layer, or one behind it, uses a parameter of those before it.
+    """
     levels = [0]
     for behind in trained[1:]:
-        is_allowed = ignores_ties or not layers[behind].is_tied
-        levels.append(int(behind) if is_allowed else levels[-1])
+        levels.append(levels[-1] if is_tied(behind) else behind)
     return tuple(levels)
+
+
+def frozen_layers_of(profile: Profile, frozen: int, option: str) -> int:
+    """The leading layers of the chain that are frozen with F = `frozen`, which a user gave as `option`.
+
+    Raises:
+        UserError: there are not more layers with trainable parameters.
+    """
+    levels = freeze_levels_of(profile)
+    if frozen >= len(levels):
+        raise UserError(
+            f"{option} freezes {frozen} layers, but the model has {len(levels)} with trainable parameters, of which "
+            f"one must remain; freeze at most {len(levels) - 1}"
+        )
+    return levels[frozen]
 
 
 def with_freeze_levels(plan: Plan, job: Job, layers: Sequence[LayerReport], start: Progress) -> Plan:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from hetpipe.decide.elastic.freezing import freezing_of
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths, wave_change_at
@@ -349,6 +350,6 @@ def _end(job: Job, plan: Plan, data: DataSpec, start: Progress) -> int:
         ),
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
-        plan_every_waves=job.freeze.waves,
+        freezing=freezing_of(job, plan),
     )
     return max((length.end for length in lengths), default=start.clock)

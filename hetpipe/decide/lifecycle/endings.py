@@ -1,4 +1,4 @@
-"""Whether a run ends before its planned end, by the job's own keys. Pure.
+"""Whether a run ends before its planned end, and which evaluation was best, by the job's own keys. Pure.
 
 The decision depends on the evaluations and the time of training only, never on what was decided before: a later
 coordinator, which has the same evaluations, decides the same.
@@ -36,6 +36,22 @@ def early_end(job: Job, evaluations: Iterable[Evaluated], *, running_seconds: fl
         return ""
     found = "is no finite number" if best is None else _best_text(rule, whole[best])
     return f"{rule.metric} {found}, and {since} evaluations in a row were not better (`early_stopping`)"
+
+
+def best_evaluation(job: Job, evaluations: Iterable[Evaluated]) -> tuple[str, Evaluated] | None:
+    """The metric whose best checkpoint is kept, and its best evaluation; None if there is neither.
+
+    Only evaluations at barriers count, over all of the evaluation data: at each of these there is a checkpoint.
+    """
+    rule = job.early_stopping
+    if job.checkpoint.best is not None:
+        rule = EarlyStoppingSection(metric=job.checkpoint.best)
+    if rule is None or job.storage is not None:
+        return None
+    whole = [one for one in evaluations if one.whole and not one.within_epoch]
+    sign = 1.0 if prefers_small(rule, job) else -1.0
+    best = best_of([sign * one.values.get(rule.metric, math.nan) for one in whole], min_delta=0.0)
+    return None if best is None else (rule.metric, whole[best])
 
 
 def prefers_small(rule: EarlyStoppingSection, job: Job) -> bool:

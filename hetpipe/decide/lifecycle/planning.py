@@ -8,6 +8,7 @@ from functools import partial
 from itertools import accumulate, chain, islice
 from typing import Protocol
 
+from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of
 from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.lifecycle.configs import Assignment
 from hetpipe.decide.lifecycle.inspections import Inspected
@@ -22,7 +23,7 @@ from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.planner.ranking import Predict
-from hetpipe.decide.simulator.documents import costs_of, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.documents import costs_of, frozen_plan, schedule_in, simulated_plan, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.prediction import Emulation, predicted, run_forecast
 from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths
@@ -183,7 +184,11 @@ def plan_run(
         return PlannedRun(job, plan, described, emulations=_emulations_of_cut(job, described, plan), model=model)
     if job.cluster.emulate:
         planner = partial(planner, predict=partial(predicted, played=_emulation_of(job)))
-    document = planner(described.profile, described.cluster, options_of(job, reserve_bytes=described.reserve_bytes))
+    options = options_of(job, reserve_bytes=described.reserve_bytes)
+    levels = freeze_levels(model.layers, ignores_ties=job.freeze.tied == "everywhere")
+    if job.freeze.layers < len(levels):  # otherwise the job is rejected with its other mistakes
+        options = replace(options, frozen_layers=levels[job.freeze.layers])
+    document = planner(described.profile, described.cluster, options)
     document = described.known.noted_in(document, described.cluster)
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
@@ -213,7 +218,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         scripted=ScriptedChanges(
             [change for change in wave_changes(job) if change.clock > start.clock], member_changes(job)
         ),
-        plan_every_waves=job.freeze.waves,
+        freezing=freezing_of(job, run.plan),
     )
     first = next(segments, None)
     if first is None:
@@ -232,6 +237,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         ),
         chain([first], segments),
         played=_emulation_of(job) if job.cluster.emulate else None,
+        frozen=partial(frozen_plan, document, described.profile, described.cluster),
     )
     return document.model_copy(update={"run": forecast})
 

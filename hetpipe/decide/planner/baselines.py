@@ -28,7 +28,7 @@ class Baseline:
 
 def whole_model_bytes(costs: Costs, optimizer_slots: int) -> int:
     """Memory to train the whole model on one device: parameters × (2 + slots) + activations."""
-    return costs.parameter_bytes[-1] * (2 + optimizer_slots) + costs.activation_bytes[-1]
+    return costs.weight_bytes(2 + optimizer_slots)[-1] + costs.activation_bytes[-1]
 
 
 def ring_ms(parameter_bytes: int, num_devices: int, slowest: LinkSpec) -> float:

@@ -58,7 +58,7 @@ def batch_sizes(profile: Profile, cluster: Cluster, options: PlanOptions) -> tup
 
     def fits(size: int) -> bool:
         if size not in found:
-            found[size] = _planned(Costs(scaled_profile(profile, size), cluster), options)
+            found[size] = _planned(Costs(scaled_profile(profile, size), cluster, options.frozen_layers), options)
         return found[size].samples_per_second is not None
 
     size = profile.batch_size

@@ -59,14 +59,14 @@ def choose_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, pre
         DocumentError: the profile lacks a type of the cluster.
     """
     check_fits(profile, cluster)
-    costs = Costs(profile, cluster)
+    costs = Costs(profile, cluster, options.frozen_layers)
     jobs = Jobs(costs, options, partitioner_for(costs, options))
     if not any(compute[-1] for compute in costs.compute.values()):
         raise PlanError("every layer takes 0 ms in the profile, so no plan can be computed from it; profile again")
     ranking = Ranking(jobs, predict)
     chosen = ranking.of(options.allocation, ALLOCATIONS[options.allocation])
     document = _document(chosen, tuple(_alternatives(ranking, jobs, chosen.predicted)))
-    return with_utilisation(document, profile, cluster)
+    return with_utilisation(document, costs.profile, cluster)
 
 
 def closed_form(plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:  # noqa: ARG001 - a `Predict`
@@ -144,6 +144,7 @@ def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> Plan
         minibatches_per_wave=plan.own_waves or plan.minibatches_per_wave,
         max_minibatches_per_wave=tuple(jobs.max_minibatches_per_wave(group) for group in groups),
         searched_minibatches_per_wave=chosen.most_minibatches,
+        frozen_layers=options.frozen_layers,
         has_shards=options.with_shards,
         shards=plan.placed.shards,
         placement=plan.placed.as_document(),

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
 
+from hetpipe.decide.planner.frozen_profile import frozen_profile
 from hetpipe.decide.schedule.in_flight import bound_of
 from hetpipe.values.cluster import Cluster, LinkSpec
 from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage_memory
@@ -99,10 +100,8 @@ class StagePlace:
 
     layers: tuple[LayerFigures, ...]
     """All layers of the model, on the device of this stage."""
-    parameter_bytes: Sequence[int]
-    """Of the layers before each cut."""
-    copies: int
-    """Parameter-sized tensors."""
+    weight_bytes: Sequence[int]
+    """All copies of the parameters of the layers before each cut."""
     in_flight: int
     """S_i."""
     receives: bool
@@ -124,7 +123,7 @@ class StagePlace:
             self.layers[first:last],
             in_flight=self.in_flight,
             receives=self.receives,
-            fixed_bytes=(self.parameter_bytes[last] - self.parameter_bytes[first]) * self.copies + self.reserve_bytes,
+            fixed_bytes=self.weight_bytes[last] - self.weight_bytes[first] + self.reserve_bytes,
             receive_ticks=self.arriving_ticks[first] + self.returning_ticks[last],
             host_bytes_per_second=self.host_bytes_per_second,
         )
@@ -155,14 +154,18 @@ class MemorySpan(Protocol):
 class Costs:
     """A profile on the links of a cluster, prepared for fast sums over consecutive layers [first, last)."""
 
-    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+    def __init__(self, profile: Profile, cluster: Cluster, frozen_layers: int = 0) -> None:
         """Compute prefix sums.
 
         Args:
-            profile: the layers.
+            profile: the layers, as if all were trained.
             cluster: the links; its device types must have times in the profile.
+            frozen_layers: the first so many layers are frozen.
         """
-        self.profile = profile
+        #: As given, for what does not depend on how many layers are frozen.
+        self.original = profile
+        self.frozen_layers = frozen_layers
+        self.profile = profile = frozen_profile(profile, frozen_layers)
         self.cluster = cluster
         self.num_layers = len(profile.layers)
         layers = profile.layers
@@ -172,9 +175,18 @@ class Costs:
             t: _sums([ticks(x.forward_ms[t]) + ticks(x.backward_ms[t]) for x in layers]) for t in profile.device_types
         }
         self.parameter_bytes = _sums([layer.parameter_bytes for layer in layers])
+        #: Σ bytes of the frozen parameters of the layers before each cut, of which a stage has one copy.
+        self.constant_bytes = _sums(
+            [
+                each.parameter_bytes - layer.parameter_bytes
+                for each, layer in zip(self.original.layers, layers, strict=True)
+            ]
+        )
         self.activation_bytes = _sums([layer.activation_bytes for layer in layers])
         #: Bytes entering the layer after each cut: the model's input, then each layer's output.
         self.cut_bytes = [profile.input_bytes, *(layer.output_bytes for layer in layers)]
+        #: Bytes of the input that a stage keeps which begins there and recomputes: that of its first trained layer.
+        self.kept_input_bytes = [self.cut_bytes[max(cut, frozen_layers)] for cut in range(self.num_layers + 1)]
         #: Bytes returning there: gradients of the values that need one. None for the model's input.
         self.returning_bytes = [0, *(layer.backward_bytes for layer in layers)]
         #: Cuts at which no stage may end, with the reason.
@@ -183,6 +195,13 @@ class Costs:
         self.allowed = tuple(cut for cut in range(1, self.num_layers) if cut not in self.forbidden)
         self._transfers: dict[LinkSpec, tuple[list[int], list[int]]] = {}
         self._figures: dict[str, tuple[LayerFigures, ...]] = {}
+
+    def weight_bytes(self, copies: int) -> list[int]:
+        """Bytes of `copies` of each parameter of the layers before each cut; a frozen one has a single copy."""
+        return [
+            copies * parameters + constants
+            for parameters, constants in zip(self.parameter_bytes, self.constant_bytes, strict=True)
+        ]
 
     @property
     def max_stages(self) -> int:
@@ -232,10 +251,11 @@ class Costs:
     ) -> int:
         """Memory of stage `stage` of `num_stages`, in bytes."""
         parameters = self.parameter_bytes[last] - self.parameter_bytes[first]
+        constants = self.constant_bytes[last] - self.constant_bytes[first]
         activations = self.activation_bytes[last] - self.activation_bytes[first]
         num_in_flight = memory.in_flight(stage, num_stages)
-        kept = num_in_flight * self.cut_bytes[first] + activations if recompute else num_in_flight * activations
-        return parameters * memory.copies(stage, num_stages) + kept + memory.reserve_bytes
+        kept = num_in_flight * self.kept_input_bytes[first] + activations if recompute else num_in_flight * activations
+        return parameters * memory.copies(stage, num_stages) + constants + kept + memory.reserve_bytes
 
     def bytes_of(self, stage: MemorySpan, place: tuple[int, int], memory: MemoryModel) -> int:
         """Memory of a stage under its own policies, in bytes; `place`: its index, and the number of stages."""
@@ -268,16 +288,18 @@ class Costs:
         if kind not in self._figures:
             self._figures[kind] = tuple(
                 LayerFigures(
-                    ticks(layer.forward_ms[kind]), ticks(layer.backward_ms[kind]), layer.activation_bytes, entering
+                    ticks(layer.forward_ms[kind]),
+                    ticks(layer.backward_ms[kind]),
+                    layer.activation_bytes,
+                    entering if index >= self.frozen_layers else 0,
                 )
-                for layer, entering in zip(self.profile.layers, self.cut_bytes, strict=False)
+                for index, (layer, entering) in enumerate(zip(self.profile.layers, self.cut_bytes, strict=False))
             )
         before, behind = links
         zero = [0] * (self.num_layers + 1)
         return StagePlace(
             self._figures[kind],
-            self.parameter_bytes,
-            copies=memory.copies(stage, num_stages),
+            self.weight_bytes(memory.copies(stage, num_stages)),
             in_flight=memory.in_flight(stage, num_stages),
             receives=stage > 0,
             memory_bytes=self.memory_bytes[kind],

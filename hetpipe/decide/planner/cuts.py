@@ -395,16 +395,16 @@ class ReachTables:
             costs = self._costs
             per_activation, per_input = (1, load.in_flight) if again else (load.in_flight, 0)
             sums = [
-                load.copies * parameters + per_activation * activations
-                for parameters, activations in zip(costs.parameter_bytes, costs.activation_bytes, strict=True)
+                weights + per_activation * activations
+                for weights, activations in zip(costs.weight_bytes(load.copies), costs.activation_bytes, strict=True)
             ]
-            least = load.capacity_bytes - per_input * max(costs.cut_bytes)
+            least = load.capacity_bytes - per_input * max(costs.kept_input_bytes)
             if sums[-1] <= least:
                 self._limits[key] = None
             else:
                 rooms = [
                     load.capacity_bytes - per_input * arriving + before
-                    for arriving, before in zip(costs.cut_bytes, sums, strict=True)
+                    for arriving, before in zip(costs.kept_input_bytes, sums, strict=True)
                 ]
                 last = [bisect_right(sums, room) - 1 for room in rooms]
                 self._limits[key] = Limits(last, list(accumulate(last, max)))

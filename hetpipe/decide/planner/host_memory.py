@@ -154,13 +154,16 @@ class HostMemory:
 
     def _shard_bytes(self, shard: int, *, num_workers: int, num_stages: int) -> int:
         """Versions (D + 2, the oldest until all have left it) and one staged wave per virtual worker."""
-        whole = self.placed.by_shard[shard][-1]
+        whole = self.placed.held_by_shard[shard]
         buffers = 2 + (self.staleness or 0) + num_workers
         return SHARD_BASE_BYTES + buffers * whole + num_stages * STREAM_BYTES
 
     @property
     def inspection_bytes(self) -> int:
-        """Of the process that inspects the model and proves its cutting, on few samples."""
+        """Of the process that inspects the model and proves its cutting, on few samples; nothing is frozen there."""
+        if self.costs.frozen_layers:
+            whole = Costs(self.costs.original, self.costs.cluster)
+            return HostMemory(whole, self.memory, self.placed, self.staleness).inspection_bytes
         samples = min(INSPECTION_SAMPLES, self.costs.profile.batch_size)
         activations = self.costs.activation_bytes[-1] * samples // self.costs.profile.batch_size
         ties = max((layer.tie_bytes for layer in self.costs.profile.layers), default=0)

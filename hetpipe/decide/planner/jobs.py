@@ -316,10 +316,11 @@ class Jobs:
         shards = self.shards_on({node_of(stage.device) for worker in workers for stage in worker.stages})
         if shards and self.placement == "ed_local":
             return place_bytes(
-                self.costs.profile,
+                self.costs.original,
                 shards=shards,
                 placement="ed_local",
                 workers=[worker.stages for worker in workers],
+                frozen_layers=self.costs.frozen_layers,
             )
         return self.place_on(shards)
 
@@ -379,7 +380,8 @@ class Jobs:
     def _place_by_shards(self, shards: tuple[str, ...]) -> PlacedParameters:
         if not shards:
             return PlacedParameters((), (), self.costs.num_layers)
-        return place_bytes(self.costs.profile, shards=shards, placement=self.placement)
+        costs, placement = self.costs, self.placement
+        return place_bytes(costs.original, shards=shards, placement=placement, frozen_layers=costs.frozen_layers)
 
     def _relieve_network(self, groups: Groups, start: JobPlan) -> JobPlan:
         """The best combination if a network card is the bottleneck; at least as good as `start`."""

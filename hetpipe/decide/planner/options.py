@@ -80,6 +80,8 @@ class PlanOptions:
     """Memory used by the framework on every device."""
     num_shards: int | None = None
     """Parameter-server shards; None: one on each node that computes."""
+    frozen_layers: int = 0
+    """The first so many layers of the model are frozen."""
     max_batch: int | None = None
     """The largest acceptable global batch; for the allocation `parallel` only, which requires it."""
 

@@ -376,7 +376,7 @@ class _PlaceBounds:
         self._forward = np.array([layer.forward_ticks for layer in layers], dtype=np.float64)
         self._sizes = np.array([layer.activation_bytes for layer in layers], dtype=np.float64)
         self._inputs = np.array([layer.input_bytes for layer in layers], dtype=np.float64)
-        self._parameters = np.array(place.parameter_bytes, dtype=np.float64)
+        self._weights = np.array(place.weight_bytes, dtype=np.float64)
         self._total_sizes = _before(self._sizes)
         self._compute = _before(
             np.array([layer.forward_ticks + layer.backward_ticks for layer in layers], dtype=np.float64)
@@ -408,7 +408,7 @@ class _PlaceBounds:
         inputs = place.in_flight * least_inputs
         activations = np.minimum(num_held * sizes, 2 * np.sqrt(inputs * sizes) - (inputs if place.receives else 0.0))
         entries = place.in_flight * np.append(self._inputs, 0.0)[cuts] if place.receives else np.zeros(len(cuts))
-        fixed = place.copies * _between(self._parameters[cuts], self._parameters[cuts])
+        fixed = _between(self._weights[cuts], self._weights[cuts])
         found: _Floats = activations + entries[:, None] + fixed
         return found
 
@@ -439,7 +439,7 @@ class _PlaceBounds:
         if place.receives:
             inputs = self._inputs[starts]
             entries = place.in_flight * (inputs - self._inputs[starts.min() : ends.max()].min())
-        fixed = place.copies * _between(self._parameters[starts], self._parameters[ends]) + entries[:, None]
+        fixed = _between(self._weights[starts], self._weights[ends]) + entries[:, None]
         room = place.memory_bytes - place.reserve_bytes
         for prices in self._prices(per_run_byte):
             bound = self._total(starts, ends, prices, per_run_byte) + prices.memory * (fixed - room)

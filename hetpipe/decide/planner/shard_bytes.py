@@ -53,19 +53,21 @@ def shard_nodes(nodes: Sequence[str], num_shards: int | None = None) -> tuple[st
 class PlacedParameters:
     """Pieces on shards, prepared for sums over layers and nodes."""
 
-    def __init__(self, pieces: Sequence[Piece], shards: Sequence[str], num_layers: int) -> None:
+    def __init__(self, pieces: Sequence[Piece], shards: Sequence[str], num_layers: int, frozen_layers: int = 0) -> None:
         """Compute prefix sums.
 
         Args:
             pieces: pieces that cover every byte of every parameter once.
             shards: the node of each shard.
             num_layers: length of the chain.
+            frozen_layers: the first so many layers are frozen: their parameters stay where they are.
         """
         self.pieces = tuple(pieces)
         self.shards = tuple(shards)
         per_layer = [0] * num_layers
         per_node = {node: [0] * num_layers for node in shards}
-        for piece in pieces:
+        self._moved = [piece for piece in self.pieces if piece.layer >= frozen_layers]
+        for piece in self._moved:
             num_bytes = piece.stop - piece.start
             per_layer[piece.layer] += num_bytes
             per_node[shards[piece.shard]][piece.layer] += num_bytes
@@ -75,19 +77,27 @@ class PlacedParameters:
 
     @cached_property
     def bytes_on(self) -> dict[str, int]:
-        """Node → bytes on its shards."""
+        """Node → bytes on its shards that are pushed and pulled."""
         return {node: sums[-1] for node, sums in self._on.items()}
 
     @cached_property
     def by_shard(self) -> list[list[int]]:
-        """Per shard, the parameter bytes on it of the layers before each cut."""
+        """Per shard, the bytes on it that are pushed and pulled, of the layers before each cut."""
         sizes = [[0] * self._num_layers for _ in self.shards]
-        for piece in self.pieces:
+        for piece in self._moved:
             sizes[piece.shard][piece.layer] += piece.stop - piece.start
         return [[0, *accumulate(layers)] for layers in sizes]
 
+    @cached_property
+    def held_by_shard(self) -> list[int]:
+        """Per shard, all parameter bytes on it."""
+        held = [0] * len(self.shards)
+        for piece in self.pieces:
+            held[piece.shard] += piece.stop - piece.start
+        return held
+
     def bytes_of(self, first: int, last: int) -> int:
-        """Parameter bytes of layers [first, last)."""
+        """Bytes of layers [first, last) that are pushed and pulled."""
         return self._all[last] - self._all[first]
 
     def local_bytes(self, node: str, first: int, last: int) -> int:
@@ -109,7 +119,12 @@ class PlacedParameters:
 
 
 def place_bytes(
-    profile: Profile, *, shards: Sequence[str], placement: PlacementName, workers: Sequence[Sequence[Span]] = ()
+    profile: Profile,
+    *,
+    shards: Sequence[str],
+    placement: PlacementName,
+    workers: Sequence[Sequence[Span]] = (),
+    frozen_layers: int = 0,
 ) -> PlacedParameters:
     """Place every parameter on shards.
 
@@ -118,6 +133,7 @@ def place_bytes(
         shards: the node of each shard, at least one.
         placement: name of the placement.
         workers: the stages of each virtual worker; used by `ed_local` only.
+        frozen_layers: the first so many layers are frozen.
 
     Raises:
         PlanError: `ed_local` is impossible, or a dtype is unknown.
@@ -127,4 +143,4 @@ def place_bytes(
         pieces = ed_local(parameters, shards, workers)
     else:
         pieces = PLACEMENTS[placement](parameters, len(shards))
-    return PlacedParameters(pieces, shards, len(profile.layers))
+    return PlacedParameters(pieces, shards, len(profile.layers), frozen_layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs, ticks
@@ -41,8 +42,14 @@ def schedule_in(document: PlanDocument) -> Schedule:
     return schedule_for(weight_policy(document.weights), document.schedule)
 
 
-def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster) -> Costs:
+def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster, *, frozen_layers: int | None = None) -> Costs:
     """The profile on the cluster, for minibatches of the plan's size.
+
+    Args:
+        document: the plan file.
+        profile: the layers.
+        cluster: the devices and links.
+        frozen_layers: the first so many layers are frozen; None: those of the plan.
 
     The allocation `parallel` chooses that size itself and scales the profile; this function scales it in the same way.
 
@@ -55,7 +62,10 @@ def costs_of(document: PlanDocument, profile: Profile, cluster: Cluster) -> Cost
             f"the plan is for minibatches of {batch_size} samples, the profile for {profile.batch_size}; use the "
             "profile that the plan was made with, or plan again with this one"
         )
-    return Costs(scaled_profile(profile, batch_size), cluster)
+    frozen = document.frozen_layers if frozen_layers is None else frozen_layers
+    if frozen >= len(profile.layers):
+        raise PlanError(f"{frozen} layers are frozen, but the profile has {len(profile.layers)}; freeze fewer")
+    return Costs(scaled_profile(profile, batch_size), cluster, frozen)
 
 
 def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
@@ -79,8 +89,22 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
     return SimulatedPlan(
         workers=workers,
         minibatches_per_wave=document.waves,
-        placed=placed_parameters(document.placement, _shards(document, costs.cluster, workers), costs.profile),
+        placed=placed_parameters(document.placement, _shards(document, costs.cluster, workers), costs),
     )
+
+
+def frozen_plan(
+    document: PlanDocument, profile: Profile, cluster: Cluster, frozen_layers: int
+) -> tuple[SimulatedPlan, Costs]:
+    """The plan in a plan file while other layers are frozen than it was made for, and its costs then.
+
+    Raises:
+        PlanError: as of `costs_of` and `simulated_plan`.
+    """
+    costs = costs_of(document, profile, cluster, frozen_layers=frozen_layers)
+    plan = simulated_plan(document, costs_of(document, profile, cluster))
+    placed = PlacedParameters(plan.placed.pieces, plan.placed.shards, costs.num_layers, frozen_layers)
+    return replace(plan, placed=placed), costs
 
 
 def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence[SimulatedStage]]) -> tuple[str, ...]:
@@ -100,20 +124,20 @@ def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence
 
 
 def placed_parameters(
-    placement: Mapping[str, int | tuple[SliceRange, ...]], shards: Sequence[str], profile: Profile
+    placement: Mapping[str, int | tuple[SliceRange, ...]], shards: Sequence[str], costs: Costs
 ) -> PlacedParameters:
     """The placement of a plan file, prepared for sums over layers.
 
     Args:
         placement: by parameter if the profile names them, else by layer.
         shards: the node of each shard; none: no placement.
-        profile: the layers.
+        costs: the profile on the cluster.
 
     Raises:
         PlanError: a parameter is not placed, or has another size.
     """
     pieces: list[Piece] = []
-    for parameter in parameters_of(profile) if shards else ():
+    for parameter in parameters_of(costs.original) if shards else ():
         place = placement.get(parameter.name, ())
         slices = ((place, 0, parameter.num_bytes),) if isinstance(place, int) else place
         if sum(stop - start for _, start, stop in slices) != parameter.num_bytes:
@@ -122,7 +146,7 @@ def placed_parameters(
                 "again with this profile"
             )
         pieces += [Piece(parameter.name, parameter.layer, shard, start, stop) for shard, start, stop in slices]
-    return PlacedParameters(pieces, shards, len(profile.layers))
+    return PlacedParameters(pieces, shards, costs.num_layers, costs.frozen_layers)
 
 
 def _stage(stage: PlannedStage, costs: Costs) -> SimulatedStage:

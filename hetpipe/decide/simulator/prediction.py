@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -28,6 +28,10 @@ _MOST_SEGMENTS = 10_000
 #: A link that takes no time.
 _INSTANT = LinkSpec(bandwidth_bytes_per_second=1e15, latency_seconds=0.0)
 _INSTANT_LINKS = Links(intra_node=_INSTANT, inter_node=_INSTANT)
+
+
+#: Number of frozen layers → the plan of the run with them, and its costs.
+FrozenPlans = Callable[[int], tuple[SimulatedPlan, Costs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ def run_forecast(
     segments: Iterable[SegmentLength],
     *,
     played: Emulation | None = None,
+    frozen: FrozenPlans | None = None,
 ) -> RunForecast:
     """Predict the speed of one run: every segment is simulated from barrier to barrier, with its actual length.
 
@@ -96,14 +101,35 @@ def run_forecast(
         options: options of the simulation; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
         segments: segments of the run, in order; at least one minibatch in all.
         played: emulation of its devices; None for real devices.
+        frozen: number of frozen layers → plan and costs with them, for segments that have some; None: none have.
 
     Raises:
         PlanError: the plan cannot be run with these options.
     """
-    plan, costs, stragglers = _as_emulated(plan, costs, played)
-    counts = Counter(islice(segments, _MOST_SEGMENTS))
+    counts: dict[int, Counter[SegmentLength]] = defaultdict(Counter)
+    for length in islice(segments, _MOST_SEGMENTS):
+        counts[length.frozen_layers][length] += 1
+    samples = sum(length.samples * times for each in counts.values() for length, times in each.items())
+    seconds = 0.0
+    for layers, each in counts.items():
+        with_them = (plan, costs) if frozen is None or not layers else frozen(layers)
+        seconds += _seconds(*_as_emulated(*with_them, played), options, each, played, share=len(counts))
+    return RunForecast(samples_per_second=samples / seconds, seconds=seconds)
+
+
+def _seconds(
+    plan: SimulatedPlan,
+    costs: Costs,
+    stragglers: Mapping[DeviceId, float],
+    options: SimulationOptions,
+    counts: Mapping[SegmentLength, int],
+    played: Emulation | None,
+    *,
+    share: int,
+) -> float:
+    """Seconds of all segments; see `run_forecast`. `share`: of how many equal parts of the budget this is one."""
     most = _steady_minibatches(plan, options.staleness)
-    budget = simulation_length.MOST_COMPUTATIONS
+    budget = simulation_length.MOST_COMPUTATIONS // share
     simulated: dict[int, SimulationResult] = {}
     # The longest one first: others can be derived from it.
     for minibatches in sorted({min(length.minibatches, most) for length in counts}, reverse=True):
@@ -119,14 +145,13 @@ def run_forecast(
             staggered=played is None,  # synchronised, they would compete for links, as real ones do only briefly
         )
         simulated[minibatches] = simulate(plan, costs, how)
-    samples = sum(length.samples * times for length, times in counts.items())
     samples_per_minibatch = len(plan.workers) * costs.profile.batch_size
     seconds = 0.0
     for length, times in counts.items():
         nearest = min(simulated, key=lambda minibatches: abs(minibatches - length.minibatches))
         result, beyond = simulated[nearest], length.minibatches - nearest
         seconds += times * (result.seconds + beyond * samples_per_minibatch / result.samples_per_second)
-    return RunForecast(samples_per_second=samples / seconds, seconds=seconds)
+    return seconds
 
 
 def _steady_minibatches(plan: SimulatedPlan, staleness: int | None, waves: int | None = None) -> int:
@@ -144,7 +169,8 @@ def _as_emulated(
     used = {stage.device for stages in plan.workers for stage in stages}
     stragglers = {device: factor for device, factor in played.stragglers.items() if device in used}
     if not played.with_links:
-        costs = Costs(costs.profile, costs.cluster.model_copy(update={"links": _INSTANT_LINKS}))
+        cluster = costs.cluster.model_copy(update={"links": _INSTANT_LINKS})
+        costs = Costs(costs.original, cluster, costs.frozen_layers)
     return plan, costs, stragglers
 
 

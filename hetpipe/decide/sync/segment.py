@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from hetpipe.decide.sync.division import Block, deal, empty_bitmap, in_order, shuffled, unused, with_used
 from hetpipe.values.barrier_reasons import BarrierReasons
+from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import DataSpec, MemberChange, Progress, WaveChange, is_absent
 
@@ -177,6 +178,8 @@ class SegmentLength:
     """Over all virtual workers."""
     end: Clock = Clock(0)
     """The clock of the second one."""
+    frozen_layers: int = 0
+    """The first so many layers of the model are frozen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +198,23 @@ def planned_lengths(
     checkpoint_every_waves: int | None,
     plan_clocks: Collection[int] = (),
     scripted: ScriptedChanges = ScriptedChanges(),
-    plan_every_waves: int | None = None,
+    freezing: Freezing | None = None,
 ) -> Iterator[SegmentLength]:
     """The lengths of `planned_segments`, without dealing any sample; arguments as of that.
 
-    `per_wave` are the N_v of all virtual workers, also of those that `scripted` keeps out.
+    `per_wave` are the N_v of all virtual workers, also of those that `scripted` keeps out. `freezing` is how layers
+    freeze: by norms as many as can be.
 
     >>> data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=1, total_minibatches=None)
     >>> [(length.minibatches, length.samples) for length in planned_lengths(
     ...     first_progress(data), data, per_wave=[2, 2], checkpoint_every_waves=2)]
     [(4, 16), (1, 4)]
     """
+    after, reasons = Clock(-1), tuple[str, ...]()
     while not is_finished(progress, data):
+        frozen = progress.frozen
+        if freezing is not None:
+            frozen = freezing.foretold(frozen, after=after, upto=progress.clock, epoch=progress.epoch, reasons=reasons)
         change = wave_change_at(scripted.waves, progress.clock)
         present = [vw for vw in range(len(per_wave)) if not is_absent(scripted.members, vw, progress.clock)]
         minibatches_in_wave = sum(
@@ -218,15 +226,17 @@ def planned_lengths(
             minibatches_in_wave=minibatches_in_wave,
             checkpoint_every_waves=checkpoint_every_waves,
             plan_clocks=plan_clocks,
-            plan_every_waves=plan_every_waves,
+            plan_every_waves=None if freezing is None else freezing.every_waves,
         )
+        after, reasons = progress.clock, segment.reasons
         unread, remaining = _num_unused(progress, data), _remaining(progress, data)
         blocks = -(-unread // data.batch_size)
         dealt = blocks if remaining is None else min(blocks, remaining)
         # Blocks are dealt wave by wave, so those of the segment's waves come first.
         computed = min(dealt, (segment.end - segment.start) * minibatches_in_wave)
         samples = min(computed * data.batch_size, unread)
-        yield SegmentLength(-(-computed // len(present)), samples, segment.end)
+        frozen_layers = 0 if freezing is None else freezing.levels[frozen]
+        yield SegmentLength(-(-computed // len(present)), samples, segment.end, frozen_layers)
         is_over = samples == unread
         num_used = 0 if is_over else data.num_samples - unread + samples
         progress = Progress(
@@ -235,6 +245,7 @@ def planned_lengths(
             ((1 << num_used) - 1).to_bytes(len(progress.used), "little"),  # their identity is irrelevant here
             progress.minibatches + computed,
             progress.samples + samples,
+            frozen=frozen,
         )
 
 

@@ -19,7 +19,9 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from hetpipe.checkpoint.best import Best, note_best
 from hetpipe.clock import Clock
+from hetpipe.decide.lifecycle.endings import best_evaluation
 from hetpipe.decide.lifecycle.exchange import Announce, ClocksReported, Input, Instruction, SendCommand, Task
 from hetpipe.decide.lifecycle.job_machine import JobMachine
 from hetpipe.decide.lifecycle.patience import Patience
@@ -435,7 +437,10 @@ class JobHosts:
     def _save(self, host: JobHost) -> None:
         """Save on the job's thread, without the lock."""
         with self._context.condition:
-            unsaved, run_dir = host.unsaved(), Path(host.machine.submission.first_run_dir)
+            unsaved, submission = host.unsaved(), host.machine.submission
+            run_dir, best = Path(submission.first_run_dir), None
+            if any(isinstance(numbered.event, Evaluated) for numbered in unsaved.events):
+                best = best_evaluation(host.machine.job, host.machine.evaluations.all)
         try:
             kept = save(self._context.store, unsaved)
         except HetpipeError as error:
@@ -446,8 +451,18 @@ class JobHosts:
         discard_model(self._context.tools, unsaved.record)
         # After the store, whose write may be retried: so each line is written once.
         append_evaluations(run_dir, (numbered.event for numbered in unsaved.events), self._context.clock)
+        if best is not None:
+            _note_best(Path(submission.run_dir), *best)
         with self._context.condition:
             host.saved(kept, len(unsaved.events))
+
+
+def _note_best(run_dir: Path, metric: str, evaluated: Evaluated) -> None:
+    """Have the checkpoint of the best evaluation kept. Disk failures are only logged."""
+    try:
+        note_best(run_dir, Best(evaluated.clock, metric, evaluated.values[metric]))
+    except OSError as error:
+        _log.warning("best_not_noted", run_dir=str(run_dir), reason=str(error))
 
 
 def save(store: Store, unsaved: UnsavedState) -> JobRecord | None:

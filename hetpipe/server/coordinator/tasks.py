@@ -227,10 +227,10 @@ class JobTasks:
         data = data_of(run.job, model)
         names = [layer.name for layer in model.layers]
         costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
+        run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         check_script(run.job, run.plan, data, start, names, costs)
         check_script_memory(run, start)
         check_patterns(run.job.memory, names)
-        run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         freezing = freezing_of(run.job, run.plan)
         for sentence in () if freezing is None else lowered(freezing):
             _log.warning("fewer_layers_frozen", job=self._job_id, reason=sentence)

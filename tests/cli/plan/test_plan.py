@@ -98,6 +98,21 @@ def test_simulate_agrees_with_what_was_predicted() -> None:
     assert told["cross_node_bytes_per_minibatch"] == pytest.approx(predicted.cross_node_bytes_per_minibatch)
 
 
+def test_frozen_layers_are_planned_simulated_and_kept_in_the_file() -> None:
+    whole = last_line(invoke(*QUICK, "--json"))
+    assert invoke(*QUICK, "--freeze", "3", "--out", "plan.json").exit_code == 0
+    plan = read_document(PlanDocument, Path("plan.json"))
+    assert (whole["frozen_layers"], plan.frozen_layers) == (0, 3)
+    assert plan.predicted.samples_per_second > 1.2 * whole["predicted"]["samples_per_second"]
+    shell = shell_with(FakeCoordinator(), Path.cwd())
+    simulated = CliRunner().invoke(app, ["simulate", "--plan", "plan.json", *FILES, "--json"], obj=shell)
+    assert last_line(simulated)["samples_per_second"] == plan.predicted.samples_per_second
+    refused = invoke(*QUICK, "--freeze", "6", "--json")
+    assert refused.exit_code == 2
+    (sentence,) = last_line(refused)["errors"]
+    assert "--freeze freezes 6 layers, but the model has 6 with trainable parameters" in sentence
+
+
 def test_explicit_virtual_workers() -> None:
     workers = '[["n1/0","n0/0"]]'
     result = invoke(

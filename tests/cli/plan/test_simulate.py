@@ -51,6 +51,40 @@ def as_json(*arguments: str) -> dict[str, Any]:
     return found
 
 
+def test_a_run_whose_layers_freeze_is_foretold_phase_by_phase() -> None:
+    whole = as_json("--minibatches", "80")
+    found = as_json("--minibatches", "80", "--freeze", "20=1", "--freeze", "30=2")
+    assert {**found, "phases": None} == {**whole, "phases": None}
+    phases = found["phases"]
+    assert [(phase["clock"], phase["frozen"], phase["layers"]) for phase in phases] == [
+        (0, 0, 0),
+        (20, 1, 1),
+        (30, 2, 2),
+    ]
+    assert phases[2]["seconds"] < phases[1]["seconds"], "of as many waves"
+    (from_start,) = as_json("--minibatches", "80", "--freeze", "0=2")["phases"]
+    assert (from_start["clock"], from_start["layers"]) == (0, 2)
+    result = simulated("--minibatches", "80", "--freeze", "20=1")
+    assert "from clock  F  frozen layers  samples/s" in result.stdout
+    assert "together" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["9"], "--freeze is '9'; give a clock and a number of layers"),
+        (["9=0"], "--freeze is '9=0'"),
+        (["9=2", "12=1"], "give clocks in order, below the end of the run at 40"),
+        (["40=1"], "below the end of the run at 40"),
+        (["9=3"], "freezes 3 layers, but the model has 3 with trainable parameters"),
+    ],
+)
+def test_layers_that_cannot_freeze_are_refused(values: list[str], said: str) -> None:
+    result = simulated("--minibatches", "80", *(word for value in values for word in ("--freeze", value)))
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
 def test_json() -> None:
     found = as_json()
     assert set(found) == {
@@ -104,10 +138,10 @@ def test_people_read_one_screen() -> None:
 
 
 def test_options_reach_the_simulation() -> None:
-    base = as_json("--minibatches", "40")
-    slow = as_json("--minibatches", "40", "--straggler", "n0/2=2")
+    base = as_json("--minibatches", "80")
+    slow = as_json("--minibatches", "80", "--straggler", "n0/2=2")
     assert slow["samples_per_second"] == pytest.approx(base["samples_per_second"] / 2, rel=0.01)
-    jitter = [as_json("--minibatches", "40", "--jitter", "0.2", "--seed", seed) for seed in ("1", "1", "2")]
+    jitter = [as_json("--minibatches", "80", "--jitter", "0.2", "--seed", seed) for seed in ("1", "1", "2")]
     assert jitter[0] == jitter[1] != jitter[2]
     assert "no bound" in simulated("--D", "inf").stdout
     assert "D = 3" in simulated("--D", "3").stdout

@@ -10,11 +10,13 @@ import pytest
 from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of, lowered, with_freeze_levels
 from hetpipe.decide.lifecycle.configs import fresh_progress
 from hetpipe.decide.planner.partition import plan_job
+from hetpipe.decide.sync.segment import first_progress, planned_lengths
 from hetpipe.errors import JobError, PlanError
 from hetpipe.job.file import Job
 from hetpipe.values.freezing import FreezeChange, Freezing
 from hetpipe.values.ids import Clock, Term
 from hetpipe.values.plan import Plan
+from hetpipe.values.sync import DataSpec
 from tests.server.coordinator.builders import JOB_ID, job, model
 from tests.server.coordinator.machine_driver import AGENTS
 
@@ -137,3 +139,25 @@ def test_what_cannot_be_frozen(section: dict[str, Any], frozen: int, wrong: str)
 def test_mistakes_of_a_job(section: dict[str, Any], wrong: str) -> None:
     with pytest.raises(JobError, match=f"freeze.schedule: {wrong}"):
         freezing(**section)
+
+
+def test_the_segments_of_a_run_are_foretold_with_their_frozen_layers() -> None:
+    """20 samples, 2 in a minibatch, 4 in a wave: each pass takes 3 waves. By norms as many freeze as can be."""
+    data = DataSpec(num_samples=20, batch_size=2, seed=0, epochs=4, total_minibatches=None)
+
+    def foretold(how: Freezing, frozen: int = 0) -> list[tuple[int, int]]:
+        lengths = planned_lengths(
+            replace(first_progress(data), frozen=frozen),
+            data,
+            per_wave=[2, 2],
+            checkpoint_every_waves=2,
+            plan_clocks=how.clocks,
+            freezing=how,
+        )
+        return [(length.end, length.frozen_layers) for length in lengths]
+
+    scheduled = Freezing((0, 2, 4), (FreezeChange(1, epoch=1), FreezeChange(2, clock=Clock(5))))
+    assert foretold(scheduled) == [(2, 0), (3, 0), (4, 2), (5, 2), (6, 4), (8, 4), (9, 4), (10, 4), (12, 4)]
+    decided = Freezing(tuple(range(8)), alpha="1/2")
+    assert [layers for _, layers in foretold(decided, frozen=1)] == [1, 1, 4, 4, 6, 6, 7, 7]
+    assert [layers for _, layers in foretold(replace(decided, every_waves=5))] == [0] * 4 + [4] * 4 + [6]

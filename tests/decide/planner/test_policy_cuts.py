@@ -30,14 +30,14 @@ def places_of(rng: random.Random, num_layers: int, num_stages: int) -> list[Stag
     for stage in range(num_stages):
         slower = rng.choice([1, 1, 2, 3])
         arriving, returning = ([rng.randint(0, 4) * MS for _ in range(num_layers + 1)] for _ in "ab")
+        copies = rng.randint(1, 4)
         places.append(
             StagePlace(
                 tuple(
                     LayerFigures(f * slower * MS, b * slower * MS, a, i)
                     for (f, b), (a, i, _) in zip(times, sizes, strict=True)
                 ),
-                parameters,
-                copies=rng.randint(1, 4),
+                [copies * num_bytes for num_bytes in parameters],
                 in_flight=max(1, in_flight - stage),
                 receives=stage > 0,
                 memory_bytes=0,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.simulator.documents import placed_parameters, schedule_in, simulated_plan, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions, check_options
 from hetpipe.decide.simulator.plan import SimulatedStage
@@ -80,8 +81,14 @@ def test_parameters_are_placed_by_name_where_the_profile_has_names() -> None:
     )
     layer = LayerProfile(**{**profile.layers[0].model_dump(), "parameters": parameters})
     other = profile.model_copy(update={"layers": (layer,)})
-    placed = placed_parameters({"w": 1, "b": 0}, ("n0", "n1"), other)
+    placement = {"w": 1, "b": 0}
+    placed = placed_parameters(placement, ("n0", "n1"), Costs(other, JOB.costs.cluster))
     assert [(p.name, p.shard, p.stop) for p in placed.pieces] == [("w", 1, 800), ("b", 0, 200)]
+    assert placed.by_shard == [[0, 200], [0, 800]]
+    frozen = placed_parameters(placement, ("n0", "n1"), Costs(other, JOB.costs.cluster, 1))
+    assert frozen.pieces == placed.pieces, "they stay where they are"
+    assert (frozen.by_shard, frozen.bytes_on) == ([[0, 0], [0, 0]], {"n0": 0, "n1": 0})
+    assert frozen.held_by_shard == [200, 800]
 
 
 @pytest.mark.parametrize(

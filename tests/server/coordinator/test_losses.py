@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from hetpipe.checkpoint.best import Best, read_best
 from hetpipe.errors import StaleIncarnation
 from hetpipe.server.coordinator.job_hosts import EVALUATIONS
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
@@ -127,6 +128,14 @@ class TestRewinds:
         evaluation = StageEvaluation(Clock(clock), 1, 10, {"loss": 5.0}, minibatches=4 * clock)
         cluster.tell("n0", KeyedStageReport(last_stage, evaluation))
         cluster.executor.run_all()
+
+    def test_the_best_evaluation_of_each_folder_is_noted(self, tmp_path: Path) -> None:
+        cluster = Cluster(tmp_path / "run").usual()
+        submit(cluster, "checkpoint.best=loss", "data.eval=model:train")
+        cluster.train()
+        for clock in (3, 6):
+            self.evaluate(cluster, clock, term=1)
+        assert read_best(cluster.run_dir) == Best(Clock(3), "loss", 0.5)
 
     def test_its_evaluations_go_on_in_one_file(self, cluster: Cluster) -> None:
         cluster.shards.newest_checkpoint = "/run/checkpoints/clock-00000004"

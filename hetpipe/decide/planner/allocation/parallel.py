@@ -197,7 +197,8 @@ def _switch(chosen: Configuration) -> Literal["on", "off"]:
 
 def _plan(jobs: Jobs, chosen: Configuration) -> JobPlan | None:
     """The configuration with the actual layers; None if it does not fit by our definition of memory."""
-    costs = Costs(scaled_profile(jobs.costs.profile, chosen.batch_size), jobs.costs.cluster)
+    scaled_to = scaled_profile(jobs.costs.original, chosen.batch_size)
+    costs = Costs(scaled_to, jobs.costs.cluster, jobs.costs.frozen_layers)
     options = replace(jobs.options, recompute=_switch(chosen), minibatches_per_wave=chosen.minibatches_per_wave)
     devices = list(jobs.devices)
     groups = [devices[first : chosen.width * chosen.depth : chosen.width] for first in range(chosen.width)]
