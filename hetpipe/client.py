@@ -229,7 +229,7 @@ class Client:
         Blocks in between.
 
         Raises:
-            NobodyLeads: the coordinator is reachable, but nobody has reported about the job for minutes.
+            NobodyLeads: the coordinator is reachable, but no process has reported about the job for minutes.
         """
         return (numbered.event for numbered in self._calls.watch_job(_job(job_id)))
 
@@ -266,7 +266,7 @@ class Client:
 
 
 class AsyncClient:
-    """`Client` for asyncio: the same methods, which wait in threads while the event loop goes on.
+    """`Client` for asyncio: the same methods, which wait in threads and do not block the event loop.
 
     Close it, or use it in an `async with` block. Closing it ends all calls; a cancelled task leaves its call running
     until then.

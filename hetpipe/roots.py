@@ -81,7 +81,7 @@ class Roots:
         elif restore is not None and self.runs is not None:
             self.runs.check(restore, "the checkpoint")
 
-    def check_first_weights(self, source: object, import_path: str) -> None:
+    def check_initial_weights(self, source: object, import_path: str) -> None:
         """Reject the `init_from` of a job's document outside the root of runs.
 
         Args:

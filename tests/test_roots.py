@@ -230,13 +230,13 @@ class TestStorage:
             roots_of(options(["--storage-root", "bucket"]), is_reached=False)
 
 
-def test_first_weights_are_below_the_root_of_runs(root: Root, tmp_path: Path) -> None:
+def test_initial_weights_are_below_the_root_of_runs(root: Root, tmp_path: Path) -> None:
     roots = Roots(runs=root)
-    roots.check_first_weights(None, "/anywhere")
-    roots.check_first_weights("a/model.safetensors", str(tmp_path / "runs"))
-    roots.check_first_weights(str(tmp_path / "runs" / "a"), "/anywhere")
+    roots.check_initial_weights(None, "/anywhere")
+    roots.check_initial_weights("a/model.safetensors", str(tmp_path / "runs"))
+    roots.check_initial_weights(str(tmp_path / "runs" / "a"), "/anywhere")
     for source in ("../secret.safetensors", "/etc"):
         with pytest.raises(UserError, match=r"init_from .* is not below"):
-            roots.check_first_weights(source, str(tmp_path / "runs"))
+            roots.check_initial_weights(source, str(tmp_path / "runs"))
     with pytest.raises(UserError, match=r"init_from: \['a'\] is no run"):
-        roots.check_first_weights(["a"], str(tmp_path))
+        roots.check_initial_weights(["a"], str(tmp_path))

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class WeightRule(StrEnum):
-    """Which weights a minibatch uses (`policies.md`)."""
+    """The weights that a minibatch uses (`policies.md`)."""
 
     WAVE = "wave"
     STASH = "stash"

@@ -80,6 +80,7 @@ FAMILIES = (
         "Run a job",
         (
             Command("train", "Train a job and follow it to its end."),
+            Command("launch", "Train a job on several machines, through ssh."),
             Command("submit", "Train a job on a running cluster and follow it to its end."),
             Command("stop", "Stop a run, attached or detached."),
             Command(

@@ -12,7 +12,7 @@ from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.suggest import join_names
 
-_VERBS = ("move", "memory", "waves", "drop", "add", "freeze")
+_VERBS = ("move", "memory", "waves", "drop", "add", "freeze", "barrier")
 
 
 class ScriptMoment(Section):
@@ -146,6 +146,15 @@ class FreezeLine(Section):
     """Number of frozen layers, counted as `freeze.layers`."""
 
 
+class BarrierLine(Section):
+    """A barrier, at which nothing else changes than that data are divided again."""
+
+    at: ScriptMoment = Field(examples=["{clock: 4}"])
+    """The barrier, which is set if none is planned there."""
+    do: Literal["barrier"] = Field(examples=["barrier"])
+    """`barrier`: data are divided again. It repeats barriers of runs that have decided by themselves."""
+
+
 def _verb(value: object) -> str | None:
     verb = value.get("do") if isinstance(value, Mapping) else getattr(value, "do", None)
     return f"<{verb}>" if verb in _VERBS else None
@@ -157,7 +166,8 @@ ScriptLine = Annotated[
     | Annotated[WavesLine, Tag("<waves>")]
     | Annotated[DropLine, Tag("<drop>")]
     | Annotated[AddLine, Tag("<add>")]
-    | Annotated[FreezeLine, Tag("<freeze>")],
+    | Annotated[FreezeLine, Tag("<freeze>")]
+    | Annotated[BarrierLine, Tag("<barrier>")],
     Discriminator(
         _verb,
         custom_error_type="verb",

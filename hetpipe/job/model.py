@@ -105,7 +105,7 @@ class Job(Section):
     own forward.
     """
     init_from: str | None = Field(default=None, min_length=1, examples=["runs/digits-20261120-122640"])
-    """First weights, instead of those that `model` returns: a run (its folder or URL; its newest checkpoint), the
+    """Initial weights, instead of those that `model` returns: a run (its folder or URL; its newest checkpoint), the
     folder of a checkpoint, or a file `*.safetensors`, by a path relative to the folder from which code is imported.
     Weights and buffers only, all of them: the optimizer and the counts begin anew, unlike with `--resume`.
     """

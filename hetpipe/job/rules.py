@@ -13,6 +13,7 @@ from typing import Any
 from hetpipe.job.early import EarlyStoppingSection
 from hetpipe.job.elastic import (
     AddLine,
+    BarrierLine,
     DropLine,
     ElasticSection,
     FreezeLine,
@@ -352,7 +353,7 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
         return
     for number, line in enumerate(elastic.script):
         path = ("elastic", "script", number)
-        if isinstance(line, WavesLine | FreezeLine):
+        if isinstance(line, WavesLine | FreezeLine | BarrierLine):
             continue
         if line.vw >= workers.count:
             yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
@@ -412,7 +413,7 @@ def _waves_of_the_script(
 
 
 def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: ElasticSection) -> Iterator[Problem]:
-    """Only shards keep the weights without one that leaves, and somebody must go on."""
+    """Dropped virtual workers require shards, which keep the weights, and one virtual worker must remain."""
     if elastic.members and not sync.traits.has_shards:
         yield Problem(
             ("elastic", "script"),

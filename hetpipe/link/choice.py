@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from hetpipe.errors import UserError
 from hetpipe.values.policies import AskedLink, LinkKind
@@ -46,24 +47,28 @@ def choose_link(requested: AskedLink, *, tls: bool, same_node: bool) -> LinkChoi
     """
     #: Without TLS a cluster may address its nodes by names that do not resolve to loopback, even within a node.
     loopback = tls and same_node
-    if requested == "grpc":
-        return LinkChoice("grpc", loopback, f"set by the job, {'with' if tls else 'without'} TLS")
-    if requested == "gloo":
-        open_ = tls and not same_node
-        return LinkChoice("gloo", loopback, f"set by the job{', not encrypted in spite of TLS' if open_ else ''}")
-    if requested == "shared_memory":
-        if not same_node:
-            raise UserError(
-                "`link: shared_memory` needs neighbouring stages on one node, and these are on two; use `link: auto`, "
-                "which shares memory within a node"
-            )
-        return LinkChoice("shared_memory", loopback, "set by the job")
-    if same_node:
-        reason = "it is the fastest, and both stages are on one node"
-        return LinkChoice("shared_memory", loopback, reason, may_fall_back=True)
-    if not tls:
-        return LinkChoice("gloo", loopback, "it is fast, and without TLS nothing is encrypted")
-    return LinkChoice("grpc", loopback, "with TLS, because the stages are on different nodes")
+    match requested:
+        case "grpc":
+            return LinkChoice("grpc", loopback, f"set by the job, {'with' if tls else 'without'} TLS")
+        case "gloo":
+            open_ = tls and not same_node
+            return LinkChoice("gloo", loopback, f"set by the job{', not encrypted in spite of TLS' if open_ else ''}")
+        case "shared_memory":
+            if not same_node:
+                raise UserError(
+                    "`link: shared_memory` needs neighbouring stages on one node, and these are on two; use "
+                    "`link: auto`, which shares memory within a node"
+                )
+            return LinkChoice("shared_memory", loopback, "set by the job")
+        case "auto":
+            if same_node:
+                reason = "it is the fastest, and both stages are on one node"
+                return LinkChoice("shared_memory", loopback, reason, may_fall_back=True)
+            if not tls:
+                return LinkChoice("gloo", loopback, "it is fast, and without TLS nothing is encrypted")
+            return LinkChoice("grpc", loopback, "with TLS, because the stages are on different nodes")
+        case _:
+            assert_never(requested)
 
 
 def check_replicas(requested: AskedLink, *, tls: bool, same_node: bool) -> None:

@@ -41,7 +41,7 @@ class CutListener(Protocol):
 
     @property
     def refusal(self) -> str:
-        """Why the accepted link goes through gRPC, although memory was to be shared; else empty."""
+        """The reason why the accepted link uses gRPC instead of shared memory; empty if it does not."""
         ...
 
     def accept(self, *, deadline_seconds: float) -> Link:

@@ -26,7 +26,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class LinkClosure:
-    """Why a link ended."""
+    """The reason for the end of a link."""
 
     sentence: str
     orderly: bool
@@ -69,7 +69,7 @@ class FrameQueue:
 
     @property
     def ending(self) -> LinkClosure | None:
-        """Why no further frame will be added; None while some may."""
+        """The reason why no further frame will be added; None while some may."""
         with self._lock:
             return self._ending
 

@@ -1,4 +1,4 @@
-"""The coordinator's end: starts the process that logs, passes lines on, and never waits for it."""
+"""The coordinator's end: starts the logging process, sends it lines, and never blocks on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetpipe.observe.log import get_logger
 
 _log = get_logger(__name__)
 
-#: Lines that may wait for the process; about a quarter of an hour of a run.
+#: Capacity of the queue to the process, in lines; about a quarter of an hour of a run.
 _MOST_LINES = 1000
 
 #: The program.
@@ -24,17 +24,17 @@ PROGRAM: Sequence[str] = (sys.executable, "-m", "hetpipe.loggers.process")
 
 
 class Feed:
-    """One job's process that logs. Thread-safe; no method waits."""
+    """One job's logging process. Thread-safe; only `join` blocks."""
 
     def __init__(
         self, opening: Opening, on_failure: Callable[[str, str], None], *, program: Sequence[str] = PROGRAM
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             opening: of the run.
-            on_failure: called in a thread of its own with the name of a logger that failed, and why; at most once each.
-            program: the process.
+            on_failure: called in another thread with the name of a failed logger and the reason, once per logger.
+            program: command line of the process.
         """
         self._opening = opening
         self._on_failure = on_failure
@@ -45,21 +45,21 @@ class Feed:
         self._thread.start()
 
     def post(self, message: Values | Repeated) -> None:
-        """Pass on a message; values beyond those that may wait are dropped, and reported."""
+        """Queue a message; if the queue is full, it is dropped and the loggers are reported."""
         try:
             self._lines.put_nowait(line_of(message))
         except queue.Full:
-            self._fail_all("it takes values more slowly than the run makes them; some are missing")
+            self._fail_all("it accepts values more slowly than the run produces them; some were dropped")
 
     def close(self) -> None:
-        """Let the process finish by itself, which may take longer than the run: it ends after its last line."""
+        """Close the stream of lines. The process exits after its last line, possibly later than the run."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
             _log.warning("loggers_cut_off", run_dir=self._opening.run_dir)
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the end of the process after `close`; whether it has ended."""
+        """Wait for the exit of the process after `close`; returns whether it has exited."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
@@ -91,12 +91,12 @@ class Feed:
                 while (line := self._lines.get()) is not None:
                     target.write(line)
         except OSError:
-            """It has ended; its status says more."""
+            """It has exited; its status is reported below."""
         status = process.wait()
         reader.join()
         process.stdout.close()
         if status:
-            self._fail_all(f"its process ended with status {status}; {output} may say why")
+            self._fail_all(f"its process exited with status {status}; see {output}")
 
     def _read(self, reports: Iterable[bytes]) -> None:
         for line in reports:

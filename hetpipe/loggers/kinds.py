@@ -1,4 +1,4 @@
-"""The loggers: TensorBoard, Weights & Biases, MLflow. Their packages are imported by the process that logs only."""
+"""The loggers: TensorBoard, Weights & Biases, MLflow. Only the logging process imports their packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Logger(Protocol):
         ...
 
     def flush(self) -> None:
-        """Let what was logged be seen."""
+        """Make the logged values visible to readers."""
         ...
 
     def close(self) -> None:
@@ -37,12 +37,12 @@ class Logger(Protocol):
         ...
 
 
-#: What a logger keeps of a run, so that a later process goes on with it.
+#: State of a logger by which a later process continues the same run.
 Kept = dict[str, str]
 
 
 def missing(names: Mapping[str, object]) -> list[str]:
-    """Sentences about loggers whose packages are not installed here."""
+    """A sentence for each logger whose package is not installed here."""
     return [
         f"log.{name}: the package {_MODULES[name]} is not installed where the coordinator runs; install it there: "
         f"pip install 'hetpipe[{name}]'"
@@ -152,7 +152,7 @@ class MLflow(Logger):
 
     def close(self) -> None:
         """Implement `Logger.close`."""
-        with suppress(Exception):  # what matters was sent
+        with suppress(Exception):  # every value was sent already
             self._client.set_terminated(self._run_id)
 
 

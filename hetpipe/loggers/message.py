@@ -1,4 +1,4 @@
-"""What the coordinator passes on to the process that logs: one JSON object per line."""
+"""Messages from the coordinator to the logging process: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetpipe.values.events import Evaluated, ProgressTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The first line."""
+    """The first message: the run and its loggers."""
 
     run_dir: str
     previous: str = ""
@@ -36,11 +36,11 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Training goes back to an earlier step."""
+    """Training continues from an earlier step, after a rewind."""
 
 
 def of_progress(table: ProgressTable, minibatches: int, *, wall: float) -> Values:
-    """What is logged of a progress table, about once a second; losses are means over the virtual workers."""
+    """Values of a progress table, about once a second; losses are means over the virtual workers."""
     values = {
         "train/loss": _mean([row.loss for row in table.rows]),
         "run/samples_per_second": table.samples_per_second,
@@ -55,7 +55,7 @@ def of_progress(table: ProgressTable, minibatches: int, *, wall: float) -> Value
 
 
 def of_evaluation(evaluated: Evaluated, *, wall: float) -> Values:
-    """What is logged of an evaluation; one of a part of the evaluation data has names of its own."""
+    """Values of an evaluation; `eval-part/NAME` if it covers only a part of the evaluation data."""
     kind = "eval" if evaluated.whole else "eval-part"
     values = {f"{kind}/{name}": value for name, value in evaluated.values.items()}
     return Values(evaluated.minibatches, _finite(values), wall)

@@ -1,7 +1,7 @@
-"""The process that logs: reads lines of `message`, writes with all loggers, and reports each that fails, once.
+"""The logging process: reads messages (`message`), writes them to all loggers, and reports each failed logger once.
 
-What is needed to go on with the same curves is kept in `RUN_DIR/loggers.json`: the ids of the run at each logger, and
-the last steps. A later process, of the next coordinator or of a resumed run, begins with it.
+The state by which a later process, of the next coordinator or of a resumed run, continues the same curves is in
+`RUN_DIR/loggers.json`: the ids of the run at each logger, and the last step of each series.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from hetpipe.values import wire
 #: In the folder of a run.
 STATE_FILE = "loggers.json"
 
-#: Called with the name of a logger that failed, and why.
+#: Called with the name of a failed logger and the reason.
 Report = Callable[[str, str], None]
 
 
 def log_lines(lines: Iterable[bytes], report: Report, *, kinds: Mapping[str, Callable[..., Logger]] = KINDS) -> None:
-    """Log a run to its end, or to that of this process.
+    """Log a run until the stream of messages ends.
 
     Args:
-        lines: the opening, then values.
-        report: told of each logger that fails; it is not used any more then.
+        lines: the opening message, then values.
+        report: called for each logger that fails; that logger is not used afterwards.
         kinds: name → class of the loggers.
     """
     source = iter(lines)
@@ -98,7 +98,7 @@ class _State:
 
     @classmethod
     def read(cls, opening: Opening) -> _State:
-        """That of this run, or else of the run that it resumes."""
+        """Read the state of this run, or else of the run that it resumes."""
         path = Path(opening.run_dir) / STATE_FILE
         places = [path, *([Path(opening.previous) / STATE_FILE] if opening.previous else [])]
         for place in places:
@@ -118,19 +118,19 @@ class _State:
 
 
 def opening_line(opening: Opening) -> bytes:
-    """The first line."""
+    """The first line, which opens the stream."""
     return f"{wire.to_json(Opening, opening)}\n".encode()
 
 
 def line_of(message: Values | Repeated) -> bytes:
-    """A later line."""
+    """A line after the first."""
     return f"{wire.to_json(type(message), message)}\n".encode()
 
 
 def main() -> int:
-    """Log what standard input says; report failures on standard output, one JSON object per line."""
+    """Log the messages on standard input; report failures on standard output, one JSON array per line."""
     output = sys.stdout
-    # Libraries print what they like: to the log of this process, not into the reports.
+    # Whatever libraries print goes to the log of this process, not into the reports.
     sys.stdout = sys.stderr
 
     def report(name: str, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""Which value of a run is logged under which name: every step of a series at most once. Pure.
+"""Assignment of logged values to series, each of which has every step at most once. Pure.
 
 A step is the number of committed minibatches, over all virtual workers, since the start of the training. After a
 rewind, or a resume from an older checkpoint, steps repeat. Those values belong to a series of their own,
@@ -23,11 +23,11 @@ class Series:
     """Name → its last step."""
 
     def repeat(self) -> None:
-        """Begin to train from an earlier step, or go on in another process."""
+        """Count a repetition: training continues from an earlier step, or in another logging process."""
         self.repetitions += 1
 
     def admit(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """The values to log at `step`, by the names to log them under; those of a step that was logged are left out.
+        """The values to log at `step`, by the name of their series; values of a step that a series has are omitted.
 
         >>> series = Series()
         >>> series.admit(8, {"train/loss": 2.0}), series.admit(8, {"train/loss": 2.0})
@@ -56,6 +56,6 @@ class Series:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Series:
-        """The state that `to_object` has returned."""
+        """Restore the state from `to_object`."""
         last = {str(name): int(step) for name, step in values.get("last", {}).items()}
         return cls(int(values.get("repetitions", 0)), last)

@@ -55,7 +55,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How the model is called with a minibatch."""
+    """The call of the model with a minibatch."""
 
     keys: tuple[str, ...]
     """Names of the tensors, in order; for positional ones their indices as text."""
@@ -108,7 +108,7 @@ class ModeDescription:
 
 @dataclass(frozen=True, slots=True)
 class CutDescription:
-    """How a model is cut: everything a stage needs beside the model itself. The result of one recording."""
+    """The cut of a model: everything a stage needs beside the model itself. The result of one recording."""
 
     signature: Signature
     floating: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Where a model may be cut, and what crosses there. Pure: decisions derive from a recording alone.
+"""Places at which a model may be cut, and the values that cross there. Pure: decisions derive from a recording alone.
 
 A forward is a tree of *frames*, one per call of a module. The *entries* of a frame are calls of modules, and calls of
 functions ("glue") on values that depend on weights. A cut is placed before an entry; the frames around it are open

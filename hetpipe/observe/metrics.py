@@ -207,6 +207,23 @@ def read_metrics(run_dir: Path) -> list[TimedWave]:
     return sorted(found, key=lambda wave: wave.t)
 
 
+def waves_by_worker(run_dir: Path) -> dict[int, list[TimedWave]]:
+    """Virtual worker → its waves, as in `read_metrics`; those without a wave are left out.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    return {
+        worker_of(path): [_wave_of(point) for point in points_of(path, WaveReduction())]
+        for path in metrics_files(run_dir)
+    }
+
+
+def worker_of(path: Path) -> int:
+    """The virtual worker whose file this is."""
+    return int(path.name.partition(".")[0].removeprefix("vw-"))
+
+
 def metrics_files(run_dir: Path) -> list[Path]:
     """The files of the virtual workers of a run, by the plain file of their first segment."""
     return streams_in(run_dir / _FOLDER, "vw-")
@@ -224,15 +241,15 @@ class FollowedMetrics:
         self._run_dir = run_dir
         self._curves: dict[Path, FollowedCurve] = {}
 
-    def read(self) -> list[list[TimedWave]]:
-        """The waves of each virtual worker so far, as in `read_metrics`.
+    def read(self) -> dict[int, list[TimedWave]]:
+        """Virtual worker → its waves so far, as in `read_metrics`.
 
         Raises:
             OSError: a file cannot be read.
         """
         for path in metrics_files(self._run_dir):
             self._curves.setdefault(path, FollowedCurve(path, WaveReduction()))
-        return [[_wave_of(point) for point in curve.points()] for curve in self._curves.values()]
+        return {worker_of(path): [_wave_of(point) for point in curve.points()] for path, curve in self._curves.items()}
 
 
 def _finite(value: float | None) -> float | None:

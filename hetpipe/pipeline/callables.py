@@ -29,7 +29,7 @@ from hetpipe.job.file import Job
 from hetpipe.job.sections import CallSpec
 from hetpipe.model.user_errors import place_of, raised_text
 from hetpipe.pipeline.allowed_modules import check_attribute, check_module
-from hetpipe.pipeline.first_weights import load_first_weights
+from hetpipe.pipeline.initial_weights import load_initial_weights
 from hetpipe.pipeline.metrics import IGNORED, Ratio
 from hetpipe.pipeline.seeds import dataset_seed, preserved_generators, sampler_seed, seed_generators
 from hetpipe.pipeline.streams import StreamDataset, is_stream
@@ -269,7 +269,7 @@ def _call(named: str | CallSpec, import_path: Path, key: str, *given: Any, **off
 
 
 def build_model(job: Job, import_path: Path, *, remark: Callable[[str], None] | None = None) -> nn.Module:
-    """Build the user's model under the job's seed, which all generators continue from, with its first weights.
+    """Build the user's model under the job's seed, which all generators continue from, with its initial weights.
 
     A model that is in evaluation mode as a whole, as `from_pretrained` of Hugging Face returns it, is put into training
     mode, as any training loop does.
@@ -300,7 +300,7 @@ def build_model(job: Job, import_path: Path, *, remark: Callable[[str], None] | 
                 "evaluation mode need eval() after a train() of the model"
             )
     if job.init_from is not None:
-        load_first_weights(model, job.init_from, import_path)
+        load_initial_weights(model, job.init_from, import_path)
     return model
 
 

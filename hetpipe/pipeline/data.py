@@ -171,7 +171,7 @@ def _check_sample(sample: Any, index: int, key: str) -> None:
 
 
 def _why_no_tensors(value: object) -> str:
-    """Why an input does not collate to tensors, and the fix."""
+    """The reason why an input does not collate to tensors, and the fix."""
     if isinstance(value, Mapping):
         names = ", ".join(map(str, list(value)[:_MAX_NAMED]))
         return (
@@ -184,7 +184,7 @@ def _why_no_tensors(value: object) -> str:
 
 
 def _why_not_stacked(samples: Sequence[Any], indices: Sequence[int], key: str, error: Exception) -> str:
-    """Which samples differ, and the fix."""
+    """The samples that differ, and the fix."""
     parts: list[tuple[Any, str]] = [(0, "input"), (1, "target")]
     if isinstance(samples[0], Mapping):
         parts = [(name, f"entry {name}") for name in samples[0]]

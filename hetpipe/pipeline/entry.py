@@ -117,7 +117,7 @@ class Entry:
 
 
 def _awaited(log: LogView) -> str:
-    """What a virtual worker that is not a member yet waits for, as text."""
+    """The condition that a virtual worker waits for before it is a member, as text."""
     if log.segment is None:
         return "the run to begin, that is for all virtual workers to join, and for the initial weights"
     if log.barrier is None:

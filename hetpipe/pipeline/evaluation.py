@@ -116,7 +116,7 @@ class EvaluationPass:
         self.ratios[name] = found if before is None else before + found
 
     def _read(self, number: int) -> Batch:
-        """What this stage needs of a minibatch."""
+        """The part of a minibatch that this stage needs."""
         reader = self._parts.reader
         self._waiter.wait_until(reader.is_ready, lambda: reader.reason)
         with self._undisturbed():

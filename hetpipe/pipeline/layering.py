@@ -155,7 +155,7 @@ def _check_arguments(model: nn.Module, signature: Signature) -> None:
 
 
 def why_one_layer(cut: CutModel) -> str:
-    """Why a model has no cuts, as a predicate: `cannot be cut: …`."""
+    """The reason why a model has no cuts, as a predicate: `cannot be cut: …`."""
     survey = cut.survey
     reasons = survey.whole or tuple(each.reason for each in survey.cuts if each.reason)
     if reasons:

@@ -78,7 +78,7 @@ class ModelFileUnusable(HetpipeError):
 
 @dataclass(frozen=True, slots=True)
 class _StoredTensor:
-    """Where the bytes of a tensor are in the file, and their checksum."""
+    """The location of a tensor's bytes in the file, and their checksum."""
 
     start: int
     """Offset in the file."""

@@ -93,7 +93,9 @@ class LayerMover:
         assert self._build is not None, "a stage of a run whose plans change knows how it is built"
         started = parts.clock.monotonic()
         failpoints.reach("repartition.record_read")
-        with parts.timeline.span(Activity.MOVE, clock=clock), self._failures_named(clock):
+        moved = f"{_layers_text(before[stage : stage + 2])} → {_layers_text(own)}"
+        span = parts.timeline.span(Activity.MOVE, clock=clock, version=member.version, moved=moved)
+        with span, self._failures_named(clock):
             states = self._exchanged(self._own_states(), after, clock)
             failpoints.reach("repartition.layers_half_moved")
             with parts.guard:
@@ -209,6 +211,12 @@ class LayerMover:
             self._inbox.change_pool(built.pool)
         parts.layers, parts.compute, parts.pool, parts.weights = built.layers, built.compute, built.pool, built.weights
         parts.data = replace(parts.data, metrics=built.metrics, losses=built.losses)
+
+
+def _layers_text(own: Sequence[int]) -> str:
+    """Layers of a stage, of its first one and the one after its last: `layers 0-2`."""
+    first, last = own
+    return f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
 
 
 def _concerned(frozen: int, own: Sequence[int]) -> int:

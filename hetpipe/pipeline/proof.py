@@ -440,7 +440,7 @@ class _Proof:
         raise CallableError(f"{_HEAD}: first difference at {where} ({what}, {difference}). {explain(layer)}")
 
     def _explain_definition(self, layer: Layer | None) -> str:
-        """Why the layers differ from the model on its initial weights."""
+        """Explain a difference between layers and model on the initial weights."""
         hidden = self._hidden_in(layer)
         if hidden:
             return hidden
@@ -451,7 +451,7 @@ class _Proof:
         )
 
     def _explain_weights(self, layer: Layer | None) -> str:
-        """Why the layers differ from the model on other weights only."""
+        """Explain a difference between layers and model on other weights only."""
         return self._hidden_in(layer) or (
             "It computes with the weights that it was built with instead of those that are trained: read them from "
             "registered parameters of the same layer, in forward."

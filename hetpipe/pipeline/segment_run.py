@@ -318,7 +318,7 @@ class SegmentRun:
         self._forwarded = p
 
     def _begin_wave(self, p: Minibatch) -> None:
-        """Let the layers have the memory policies of the wave that begins with `p`."""
+        """Apply the memory policies of the wave that begins with `p`."""
         parts, identity = self._parts, self._parts.identity
         own = p + parts.shift
         policies = parts.compute.memory.begin_wave(own, self._gate.wave_of(p))

@@ -50,7 +50,7 @@ def prepare_import() -> None:
 
 
 def mismatch() -> str | None:
-    """Why the installed torchvision's operators do not load beside this torch; None if they do, or without torchvision.
+    """The reason why torchvision's operators do not load beside this torch; None if they do, or without torchvision.
 
     Loads the operators.
     """

@@ -110,7 +110,7 @@ class _Picture:
         self._most = max((max(one.output_bytes, one.backward_bytes) for one in layers[:-1]), default=0)
 
     def drawn(self, title: str) -> Markup:
-        """The element."""
+        """Render the `svg` element."""
         cuts = range(1, len(self._layers))
         return render(
             "model.svg.j2",
@@ -140,7 +140,7 @@ class _Picture:
         return self._y(cut) - _GAP / 2
 
     def _borders(self, cut: int) -> list[int]:
-        """The columns in which a stage ends there."""
+        """The columns with a border between stages at this cut."""
         return [at for at, column in enumerate(self._columns) if cut in column.cuts]
 
     def _boxes(self, index: int) -> Iterator[_Rect]:

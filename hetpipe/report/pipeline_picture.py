@@ -149,7 +149,7 @@ class _Picture:
         self._width = round(2 * _MARGIN + self._end * self._scale)
 
     def drawn(self, title: str) -> Markup:
-        """The element."""
+        """Render the `svg` element."""
         return render(
             "pipeline.svg.j2",
             title=title,

@@ -64,7 +64,7 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Parts of a whole."""
+    """A stacked bar."""
 
     parts: tuple[BarPart, ...]
     aloud: str

@@ -83,7 +83,7 @@ def _further(left: int) -> tuple[str, ...]:
 
 def _border(border: PlannedBorder, several: Collection[int]) -> BorderReasons:
     """A border in words; `several`: the virtual workers that represent others."""
-    whose = f"virtual worker {border.virtual_worker}{' and those alike' if border.virtual_worker in several else ''}"
+    whose = f"virtual worker {border.virtual_worker}{' and its equals' if border.virtual_worker in several else ''}"
     forward, backward = bytes_text(border.forward_bytes), bytes_text(border.backward_bytes)
     moves = f"{forward} forward ({time_text(border.forward_ms)}), {backward} back ({time_text(border.backward_ms)})"
     if border.tie_bytes:
@@ -227,7 +227,7 @@ def _flight_binds(forecast: _Forecast) -> str:
     if forecast.memory.policy.drains:
         return (
             f"Draining is the bottleneck: virtual worker {forecast.slowest} drains a pipeline of {time_text(whole_ms)} "
-            f"after every wave of {n}; without that its longest stage would be, with {longest}."
+            f"after every wave of {n}; its longest stage alone, {longest}, would allow more."
         )
     k = len(forecast.stages)
     behind, held = min(

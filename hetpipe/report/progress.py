@@ -79,24 +79,30 @@ def stages_text(stages: Sequence[StageRow]) -> str:
     >>> stages_text([StageRow(LayerIndex(1), LayerIndex(3), DeviceId("n0/1"), memory=("swap", "keep"))])
     '1-2 on n0/1 (layers 1 swap, 2 keep)'
     """
-    return ", ".join(f"{_layers(stage)} on {stage.device}{_policies(stage)}" for stage in stages)
+    texts = [(stage, policies_of_stage(stage)) for stage in stages]
+    return ", ".join(f"{_layers(stage)} on {stage.device}{f' ({text})' if text else ''}" for stage, text in texts)
 
 
-def _policies(stage: StageRow) -> str:
-    """The memory policies of its layers, in brackets, unless all are kept."""
+def policies_of_stage(stage: StageRow) -> str:
+    """The memory policies of its layers; empty if all are kept."""
     if len(set(stage.memory)) == 1:
-        return f" ({stage.memory[0]})"
-    text = policies_text(stage.memory, stage.first_layer)
-    return f" ({text})" if text else ""
+        return stage.memory[0]
+    return policies_text(stage.memory, stage.first_layer)
 
 
 def memory_text(row: VirtualWorkerRow) -> str:
     """Memory of each of its devices in use at most so far, and how much there is: `0.3 of 12 GiB, 0.2 of 12 GiB`."""
     if not any(stage.memory_bytes for stage in row.stages):  # not yet, or from a coordinator of an earlier version
         return bytes_text(row.memory_bytes)
-    return ", ".join(
+    return ", ".join(stage_memory_text(stage) or bytes_text(0) for stage in row.stages)
+
+
+def stage_memory_text(stage: StageRow) -> str:
+    """Memory of its device in use at most so far, and how much there is, if known; empty before its first report."""
+    if not stage.memory_bytes:
+        return ""
+    return (
         of_bytes_text(stage.memory_bytes, stage.device_bytes) if stage.device_bytes else bytes_text(stage.memory_bytes)
-        for stage in row.stages
     )
 
 

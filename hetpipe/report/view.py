@@ -174,6 +174,6 @@ class _Pace:
         return line
 
     def release(self) -> str | None:
-        """The kept line, once."""
+        """The withheld line, if any; returned once."""
         line, self._held_back = self._held_back, None
         return line

@@ -62,7 +62,7 @@ class Run:
 
     @property
     def result(self) -> TrainResult | None:
-        """What `hetpipe.train` returned; None while it runs, or if it failed.
+        """The return value of `hetpipe.train`; None while it runs, or if it failed.
 
         Raises:
             UserError: it cannot be read.

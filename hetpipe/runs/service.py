@@ -20,6 +20,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, JobFailed
 from hetpipe.forking.process import Launch, Starter, pipe, spawn
 from hetpipe.phases import PHASE
+from hetpipe.runs.remote import RemoteShell
 from hetpipe.values.commands import exit_sentence, last_words
 
 #: Polling interval of a starting service.
@@ -42,6 +43,8 @@ class ServiceSpec:
     """The folder of its log (`KEY.log`) and its output (`KEY.out`)."""
     starts_processes: bool = False
     """It starts processes of its own."""
+    remote: RemoteShell | None = None
+    """Runs it on another machine, where `logs` has the same path; None: on this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class Service:
         self._phase = ""
         self._last_line = clock.monotonic()
         command = [*spec.command, "--log", str(spec.logs / f"{spec.key}.log"), "--exit-with-parent"]
+        if spec.remote is not None:
+            command = spec.remote.command(command)
         try:
             with ExitStack() as its_ends, ExitStack() as our_ends:
                 output = its_ends.enter_context(self._output.open("ab"))

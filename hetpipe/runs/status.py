@@ -13,8 +13,9 @@ from typing import Any, Literal
 from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.report.conditions import condition_lines
-from hetpipe.report.progress import no_utilisation_text, place_of, slow_text
+from hetpipe.report.progress import cut_text, memory_text, no_utilisation_text, place_of, slow_text
 from hetpipe.report.text import columns, count, loss_first, measure, percent, rate, shown_path
+from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.runs.result import EvaluationResult, EvaluationResults
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
@@ -26,7 +27,9 @@ from hetpipe.values.events import (
     ProcessStatus,
     ProgressTable,
     QueuePlace,
+    StageRow,
     Straggling,
+    VirtualWorkerRow,
     WorkerStatus,
 )
 from hetpipe.values.freezing import FrozenSince
@@ -130,6 +133,10 @@ class RunStatus:
     """The frozen layers, one entry per barrier at which they became more, in order."""
     checkpoints: str = ""
     """URL of its checkpoints; empty if they are in its folder."""
+    pipelines: tuple[VirtualWorkerRow, ...] = ()
+    """The virtual workers as they compute; none unless it trains."""
+    cuts: tuple[CutChange, ...] = ()
+    """How they have been cut since the plan, in order."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of `status --json`."""
@@ -151,6 +158,11 @@ class RunStatus:
             "speed": None if self.speed is None else self.speed.to_json(),
             "frozen": [plain(FrozenSince, one) for one in self.frozen],
             "checkpoints": self.checkpoints or None,
+            "pipelines": [
+                {"vw": row.vw, "version": row.version, "stages": [plain(StageRow, stage) for stage in row.stages]}
+                for row in self.pipelines
+            ],
+            "cuts": [cut.to_json() for cut in self.cuts],
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -174,6 +186,8 @@ class RunStatus:
             lines.append(f"proof: {self.proof.scope}")
         if self.checkpoints:
             lines.append(f"checkpoints: {self.checkpoints}")
+        lines += map(_pipeline_text, self.pipelines)
+        lines += map(str, self.cuts)
         lines += self.troubles()
         if self.processes:
             heading = ["role", "index", "vw", "host", "pid", "state"]
@@ -212,6 +226,13 @@ def _life_text(worker: WorkerStatus, *, is_over: bool) -> str:
     return f"virtual worker {worker.vw}: life {worker.incarnation + 1}{lost}{state}{way}"
 
 
+def _pipeline_text(row: VirtualWorkerRow) -> str:
+    """Layers, devices and memory policies of the stages of a virtual worker, and memory against its limit, if known."""
+    is_known = row.memory_bytes or any(stage.memory_bytes for stage in row.stages)
+    memory = f"; memory {memory_text(row)}" if is_known else ""
+    return f"virtual worker {row.vw}: layers {cut_text(row)}{memory}"
+
+
 def _row(process: ProcessStatus) -> list[str]:
     vw = "-" if process.vw is None else str(process.vw)
     pid = str(process.pid) if process.pid else "-"
@@ -224,7 +245,8 @@ def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
     Raises:
         UserError: it is not a run.
     """
-    return replace(_status_of_run(folder, shell), checkpoints=folder.checkpoints_url)
+    found = _status_of_run(folder, shell)
+    return replace(found, checkpoints=folder.checkpoints_url, cuts=read_cuts(folder.path))
 
 
 def _status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
@@ -234,7 +256,7 @@ def _status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
 
 
 def job_status_of(record: RunRecord, shell: Shell) -> JobStatus | None:
-    """What the coordinator of a run says about its job; None if it has none, does not answer, or does not know it."""
+    """Query the coordinator of a run for its job; None if there is none, or it does not answer or know the job."""
     if not record.coordinator or not record.job_id:
         return None
     try:
@@ -307,6 +329,7 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         proof=status.proof,
         evaluations=None if status.evaluations is None else revive(EvaluationsSoFar, status.evaluations.to_object()),
         speed=_speed_of(result) if progress is None else _speed_now(progress),
+        pipelines=() if progress is None else progress.rows,
         frozen=_frozen_of(result) if status.clocks is None else status.clocks.frozen,
     )
 

@@ -1,4 +1,4 @@
-"""The services of a run on this machine: one coordinator, N parameter servers, one agent.
+"""The services of a run: one coordinator, N parameter servers, and one agent, or one on each of several hosts.
 
 They are the programs of a cluster, started here and ended with the run. Dependencies start first and end last: the
 coordinator starts first; at the end the agent is ended first, with its stages, then the parameter servers, then the
@@ -25,6 +25,7 @@ from hetpipe.forking.environment import SERVICE_ENVIRONMENT
 from hetpipe.forking.process import Starter, spawn
 from hetpipe.observe.log import get_logger
 from hetpipe.phases import LAUNCH
+from hetpipe.runs.remote import RemoteShell
 from hetpipe.runs.restarts import RULES, GiveUp, RestartRules, decide
 from hetpipe.runs.service import Service, ServiceDeath, ServiceSpec, end_services
 from hetpipe.server.agent.devices import DeviceOffer
@@ -56,6 +57,15 @@ class Programs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteAgent:
+    """An agent on another machine."""
+
+    shell: RemoteShell
+    command: Sequence[str]
+    """Its program, without the arguments that the supervisor adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """The services to start."""
 
@@ -65,6 +75,10 @@ class Services:
     state: Path
     """The parent folder of the parameter servers' persistent state."""
     programs: Programs = field(default_factory=Programs)
+    shard_options: Callable[[int], Sequence[str]] = lambda _index: ()
+    """Further arguments of each parameter server."""
+    agents: Sequence[RemoteAgent] = ()
+    """Agents on other machines, instead of the one on this machine."""
     restart_rules: RestartRules = RULES
     patience_seconds: float = 60.0
     """Timeouts: of silence before one is ready, and of missing resources of the job once all are."""
@@ -207,14 +221,22 @@ class Supervisor:
         for index in range(self._services.num_shards):
             state = self._services.state / f"shard-{index}"
             command = [*programs.parameter_server, *to_coordinator, "--index", str(index), "--state", str(state)]
+            command += self._services.shard_options(index)
             name = f"parameter-server-{index}"
             self._start(_Rank.PARAMETER_SERVER, name, f"parameter server {index}", command)
+        # The run ends with its agents: there is no further barrier at which a worker could leave.
+        at_the_end = ["--drain-seconds", "0"]
+        for remote in self._services.agents:
+            host = remote.shell.host
+            command = [*remote.command, *to_coordinator, *at_the_end]
+            self._start(_Rank.AGENT, f"agent-{host}", f"the agent on {host}", command, remote.shell)
+        if self._services.agents:
+            return address
         offer = self._services.devices
         declared = [] if offer.num_cpu_devices is None else ["--cpu-devices", str(offer.num_cpu_devices)]
         if offer.devices_per_gpu > 1:
             declared += ["--devices-per-gpu", str(offer.devices_per_gpu)]
-        # The run ends with the agent: there is no further barrier at which a worker could leave.
-        command = [*programs.agent, *to_coordinator, *declared, "--drain-seconds", "0"]
+        command = [*programs.agent, *to_coordinator, *declared, *at_the_end]
         self._start(_Rank.AGENT, "agent", "the agent", command)
         return address
 
@@ -262,13 +284,16 @@ class Supervisor:
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
-    def _start(self, rank: _Rank, key: str, title: str, command: Sequence[str]) -> Service:
+    def _start(
+        self, rank: _Rank, key: str, title: str, command: Sequence[str], remote: RemoteShell | None = None
+    ) -> Service:
         spec = ServiceSpec(
             key=key,
             title=title,
             command=command,
             logs=self._services.logs,
             starts_processes=rank is _Rank.AGENT,
+            remote=remote,
         )
         with self._changed:
             if self._is_stopping:

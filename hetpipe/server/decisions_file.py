@@ -1,4 +1,4 @@
-"""The file of the decisions that a run takes by itself, `RUN_DIR/decisions.jsonl` (plan-versions.md §6).
+"""The file of a run's automatic decisions, `RUN_DIR/decisions.jsonl` (plan-versions.md §6).
 
 The clock shard appends each move at the barrier at which it takes effect, the coordinator what it has gained. Both may
 be restarted and repeat themselves, so a line is written once per `key`. A line is one

@@ -293,5 +293,5 @@ class ObjectStore:
 
 
 def _error_text(error: Exception) -> str:
-    """What a client says of a failure, on one line."""
+    """A client's description of a failure, on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

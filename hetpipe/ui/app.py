@@ -75,7 +75,7 @@ _HEADERS = {
 
 
 class _Coordinators:
-    """The newest answers of coordinators. They are asked in threads, so that a page does not wait for a slow one."""
+    """A cache of the status from coordinators. Queries run in threads, so that a slow one does not delay a page."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
@@ -85,7 +85,7 @@ class _Coordinators:
         self._answers: dict[Path, tuple[float, JobStatus | None]] = {}
 
     def statuses(self, paths: Iterable[Path]) -> dict[Path, JobStatus | None]:
-        """What the coordinators of runs without a result say, by the folder of the run."""
+        """The status of runs without a result, by folder; omits those whose coordinator does not answer."""
         now = self._shell.clock.monotonic()
         open_ = [path for path in paths if not (path / "result.json").exists()]
         with self._lock:
@@ -110,7 +110,7 @@ class _Coordinators:
 
 @dataclass(slots=True)
 class _Open:
-    """An open run, and the newest look at it."""
+    """An open run, with its content when it was last read."""
 
     run: OpenRun
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -132,7 +132,7 @@ class Pages:
         self._streams = 0
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop querying coordinators."""
         self._coordinators.close()
 
     # -- what is read ------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Pages:
         return brief
 
     def _seen(self, name: str) -> Seen:
-        """A run as it is now.
+        """The current content of a run.
 
         Raises:
             HTTPException: there is none of this name.
@@ -223,11 +223,11 @@ class Pages:
 
     def _stream(self, look: Callable[[], tuple[Mapping[str, Markup], bool]]) -> Response:
         if self._streams >= MOST_STREAMS:
-            raise HTTPException(503, f"{MOST_STREAMS} pages follow runs here already; close some.")
+            raise HTTPException(503, f"{MOST_STREAMS} pages already follow runs on this server; close some.")
         return StreamingResponse(self._changes(look), media_type="text/event-stream")
 
     async def _changes(self, look: Callable[[], tuple[Mapping[str, Markup], bool]]) -> AsyncIterator[str]:
-        """Server-sent events: the parts that have changed since the last look; first all."""
+        """Server-sent events: first all parts of a page, then those that have changed."""
         self._streams += 1
         try:
             sent: Mapping[str, Markup] = {}
@@ -254,13 +254,13 @@ def _event(name: str, data: Mapping[str, str]) -> str:
 
 
 class Guarded:
-    """Lets requests with the token, or those of this machine, through; adds headers that forbid all else."""
+    """Middleware: checks the token, or without one the name of the host in a request; adds security headers."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: Collection[str]) -> None:
         """Guard `app`.
 
         Args:
-            app: what is guarded.
+            app: the guarded application.
             token: that every request needs; None: none.
             hosts: names by which requests may address this server if there is no token.
         """

@@ -1,4 +1,4 @@
-"""The pages as HTML: what a user looks for first stands first.
+"""The pages as HTML, with the most wanted figures first.
 
 A page consists of parts, each a template in `report/templates/ui`; while a run trains, the server renders the parts
 again, and the browser replaces those that have changed. Templates escape all texts.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -19,12 +19,13 @@ from markupsafe import Markup
 from hetpipe.report.charts import chart_scripts, chart_styles, figure_of
 from hetpipe.report.conditions import condition_lines, condition_text
 from hetpipe.report.page import render, render_page, resource
-from hetpipe.report.progress import distance_text, loss_text, slow_text
+from hetpipe.report.progress import distance_text, loss_text, policies_of_stage, slow_text, stage_memory_text
 from hetpipe.report.text import LOSS, count, duration, loss_first, measure, percent, rate
+from hetpipe.runs.cuts import CutChange, signed_percent
 from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
 from hetpipe.ui.seen import Brief, LogFile, LoggedEvent, Seen
-from hetpipe.values.decisions import FreezeDecision, MoveDecision, MoveJudgement
+from hetpipe.values.decisions import FreezeDecision
 from hetpipe.values.document import dotted
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
 from hetpipe.values.quantities import bytes_text
@@ -51,13 +52,13 @@ def tone_of(state: str) -> str:
 
 
 def is_over(brief: Brief) -> bool:
-    """Whether nothing about a run will change, so that its page need not follow it."""
+    """Whether a run is in a final state, so that its page need not be refreshed."""
     return brief.status.state not in {*_LIVE, UNKNOWN, NO_JOB}
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     samples: int | None
     """Committed; None if unknown."""
@@ -72,7 +73,7 @@ class Progress:
 
 
 def progress_of(brief: Brief) -> Progress:
-    """How far a run is, from its coordinator or its result."""
+    """The progress of a run, from its coordinator or its result."""
     table = _table(brief)
     if table is not None:
         return Progress(table.samples, table.total_samples, table.samples_per_second, table.eta_seconds)
@@ -214,7 +215,7 @@ def run_parts(seen: Seen, *, now: float) -> dict[str, Markup]:
             "training": _table(seen.brief) is not None,
         },
         "clocks": {"facts": _clocks(seen), "chart": figure_of(clock_chart(seen))},
-        "plan": {"facts": _plan_facts(seen)},
+        "plan": {"facts": _plan_facts(seen), "cuts": _cuts(seen)},
         "faults": {"faults": _faults(seen)},
         "logs": {"run": seen.brief.name, "logs": [(log.name, bytes_text(log.num_bytes)) for log in seen.logs]},
         "job": {"keys": sorted(_job_texts(seen.brief.job).items())},
@@ -284,6 +285,8 @@ class StageBox:
     state: str
     tone: str
     memory: str
+    policies: str = ""
+    """Memory policies of its layers; empty if all are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +332,8 @@ def _running(seen: Seen, table: ProgressTable) -> list[WorkerLine]:
                 _layers(stage.first_layer, stage.last_layer),
                 state := states.get((row.vw, index), ""),
                 _STAGE_TONES.get(state, "plain"),
-                "",
+                stage_memory_text(stage),
+                policies_of_stage(stage),
             )
             for index, stage in enumerate(row.stages)
         )
@@ -362,7 +366,8 @@ def _planned(seen: Seen) -> list[WorkerLine]:
     values = {} if seen.brief.result is None else seen.brief.result.values
     memory = {(one.get("vw"), one.get("stage")): one for one in values.get("stages", ())}
     waiting, clocks, wall = (values.get(key) or {} for key in ("waiting_seconds", "clocks", "wall_seconds"))
-    moves = {one.vw: one for one in seen.decisions if isinstance(one, MoveDecision)}
+    moves = {cut.vw: cut for cut in seen.cuts}
+    versions = Counter(cut.vw for cut in seen.cuts)
     lines = []
     for worker in seen.plan.virtual_workers:
         move = moves.get(worker.index)
@@ -381,7 +386,7 @@ def _planned(seen: Seen) -> list[WorkerLine]:
             WorkerLine(
                 vw=worker.index,
                 stages=tuple(boxes),
-                version=0 if move is None else move.version,
+                version=versions[worker.index],
                 state="",
                 clock=str(clocks.get(str(worker.index), "–")),
                 ahead="–",
@@ -442,23 +447,55 @@ def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
     for one in seen.brief.status.frozen:
         reason = f": {reasons[one.clock]}" if one.clock in reasons else ""
         facts.append((f"frozen from clock {one.clock} on", f"{one.layers_text}{reason}"))
-    for line in seen.decisions:
-        match line:
-            case MoveDecision():
-                gain = "" if line.predicted_gain is None else f", expected to be {line.predicted_gain:.0%} faster"
-                cut = "-".join(map(str, line.stages))
-                on = f"virtual worker {line.vw} is cut {cut} from plan version {line.version} on{gain}"
-                facts.append((f"clock {line.at.clock}, by {line.by}", f"{on}: {line.reason}"))
-            case MoveJudgement():
-                facts.append((f"plan version {line.version} of virtual worker {line.vw}", line.sentence))
-            case FreezeDecision():
-                """Above."""
     return facts
 
 
 @dataclass(frozen=True, slots=True)
+class CutRow:
+    """A row of the table of cuts."""
+
+    clock: int
+    vw: int
+    layers: str
+    by: str
+    before: str
+    since: str
+    gain: str
+    predicted: str
+    reason: str
+
+
+def _cuts(seen: Seen) -> list[CutRow]:
+    """How the virtual workers were cut over time; empty where nothing has moved."""
+    if seen.plan is None or not seen.cuts:
+        return []
+    moved = {cut.vw for cut in seen.cuts}
+    plan = [
+        CutChange(0, vw.index, layer_counts(vw.bounds), "plan") for vw in seen.plan.virtual_workers if vw.index in moved
+    ]
+    return [
+        CutRow(
+            cut.clock,
+            cut.vw,
+            cut.layers_text,
+            cut.by,
+            _unless_unknown(cut.before, rate),
+            _unless_unknown(cut.since, rate),
+            _unless_unknown(cut.measured_gain, signed_percent),
+            _unless_unknown(cut.predicted_gain, signed_percent),
+            "; ".join(filter(None, (cut.reason, cut.judgement))),
+        )
+        for cut in sorted([*plan, *seen.cuts], key=lambda cut: (cut.clock, cut.vw))
+    ]
+
+
+def _unless_unknown(value: float | None, text: Callable[[float], str]) -> str:
+    return "–" if value is None else text(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that went wrong, or what was done about it."""
+    """A fault, or the reaction to one."""
 
     t: str
     tone: str

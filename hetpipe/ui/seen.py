@@ -1,7 +1,7 @@
-"""What the pages show of a run, read from its folder, and from its coordinator while it trains.
+"""The content of the pages: a run, read from its folder, and from its coordinator while it trains.
 
-Nothing is written. Files of a run that are missing, cut off or of another version count as not there: a page shows what
-can be read. Curves are read through their index (`observe.down_sampled`), and of a growing file only the new lines.
+Nothing is written. Missing or truncated files of a run, and those of another version, are treated as absent: a page
+shows the rest. Curves are read through their index (`observe.down_sampled`), and of a growing file only the new lines.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hetpipe.errors import HetpipeError
 from hetpipe.observe.clock_curve import ClockPoint, ClockReduction, clock_points, clock_shard_file
 from hetpipe.observe.down_sampled import FollowedCurve
 from hetpipe.observe.metrics import FollowedMetrics, TimedWave
+from hetpipe.runs.cuts import CutChange, cuts_of
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import RunStatus, is_running_here, job_status_of, status_from
@@ -59,7 +60,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """Something that happened to a run, from its coordinator's log."""
+    """An event of a run, from its coordinator's log."""
 
     t: str
     """UTC, ISO 8601."""
@@ -75,9 +76,14 @@ class Attempt:
     start_samples: int
     num_samples: int | None
     """Of the training set."""
-    waves: Sequence[Sequence[TimedWave]]
-    """By virtual worker, in order."""
+    by_worker: Mapping[int, Sequence[TimedWave]]
+    """Virtual worker → its waves, in order."""
     commits: Sequence[ClockPoint]
+
+    @property
+    def waves(self) -> Sequence[Sequence[TimedWave]]:
+        """Those of each virtual worker that has some, in order."""
+        return list(self.by_worker.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ class Brief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A whole run."""
+    """The content of the page of a run."""
 
     brief: Brief
     attempts: Sequence[Attempt]
@@ -116,6 +122,8 @@ class Seen:
     plan: Plan | None
     forecast: PlanDocument | None
     decisions: Sequence[DecisionLine]
+    cuts: Sequence[CutChange]
+    """Since its plan, in order."""
     events: Sequence[LoggedEvent]
     """Oldest first."""
     logs: Sequence[LogFile]
@@ -132,7 +140,7 @@ def runs_in(runs_dir: Path) -> dict[str, Path]:
 
 
 def ask(path: Path, shell: Shell) -> JobStatus | None:
-    """What the coordinator of the run says, if one may be there; takes as long as the coordinator."""
+    """Query the status at the coordinator of the run; None if it has none or does not answer. Blocks meanwhile."""
     folder = RunFolder(path)
     try:
         record = folder.read_record()
@@ -144,7 +152,7 @@ def ask(path: Path, shell: Shell) -> JobStatus | None:
 
 
 def brief_of(path: Path, job_status: JobStatus | None, shell: Shell) -> Brief | None:
-    """A run for the list; None if it is none, or is being created."""
+    """Read a run for the list; None if the folder is no run, or one that is being created."""
     folder = RunFolder(path)
     try:
         record, result = folder.read_record(), folder.read_result()
@@ -176,7 +184,7 @@ class OpenRun:
         self._events_end = 0
 
     def see(self, job_status: JobStatus | None, shell: Shell) -> Seen | None:
-        """Read the run; None if it is none, or is being created."""
+        """Read the run; None if the folder is no run, or one that is being created."""
         brief = brief_of(self.path, job_status, shell)
         if brief is None:
             return None
@@ -190,13 +198,15 @@ class OpenRun:
         except (OSError, HetpipeError):
             decisions = ()
         folders = run_folders(self.path)
+        attempts = tuple(map(self._attempt, folders))
         return Seen(
             brief=brief,
-            attempts=tuple(map(self._attempt, folders)),
+            attempts=attempts,
             evaluations=tuple(_evaluations(self.path / EVALUATIONS)),
             plan=_plan(folders[-1] / "plan.json"),
             forecast=forecast,
             decisions=decisions,
+            cuts=cuts_of(brief.job, decisions, attempts[-1].by_worker),
             events=tuple(self._logged()),
             logs=logs_of(self.path),
         )
@@ -208,7 +218,7 @@ class OpenRun:
         try:
             waves = metrics.read()
         except OSError:
-            waves = []
+            waves = {}
         try:
             commits = clock_points(clocks.points())
         except OSError:

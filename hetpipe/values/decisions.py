@@ -43,7 +43,7 @@ class MoveDecision:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What it is about; it is written once."""
+        """The subject of the line, which is written once per key."""
         return (self.do, self.vw, self.version)
 
     @staticmethod
@@ -79,13 +79,31 @@ class FreezeDecision:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What it is about; it is written once."""
+        """The subject of the line, which is written once per key."""
         return (self.do, self.at.clock, self.layers)
 
 
 @dataclass(frozen=True, slots=True)
+class BarrierDecision:
+    """A barrier was set so that something could change, and nothing did. The first two are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["barrier"]
+    by: Name
+    """What decided it: `norms`."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What it is about; it is written once."""
+        return (self.do, self.at.clock, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class MoveJudgement:
-    """What a move has gained, measured some waves after it."""
+    """The gain of a move, measured some waves after it."""
 
     do: Literal["judge"]
     vw: VirtualWorkerIndex
@@ -99,8 +117,8 @@ class MoveJudgement:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What it is about; it is written once."""
+        """The subject of the line, which is written once per key."""
         return (self.do, self.vw, self.version)
 
 
-DecisionLine = Annotated[MoveDecision | FreezeDecision | MoveJudgement, Field(discriminator="do")]
+DecisionLine = Annotated[MoveDecision | FreezeDecision | BarrierDecision | MoveJudgement, Field(discriminator="do")]

@@ -386,7 +386,7 @@ class Rewound(Notice):
 
 @dataclass(frozen=True, slots=True)
 class LoggerFailed(Notice):
-    """A logger of the job (job key `log`) failed: the run goes on, and nothing more is logged there."""
+    """A logger of the job (job key `log`) failed: the run continues, and nothing more is logged there."""
 
     logger: str
     """`tensorboard`, `wandb` or `mlflow`."""

@@ -54,7 +54,7 @@ class FrozenSince:
 
 @dataclass(frozen=True, slots=True)
 class Freezing:
-    """How the layers of a run freeze."""
+    """The rule by which the layers of a run freeze."""
 
     levels: tuple[int, ...]
     """levels[F]: the leading layers of the chain that are frozen with F, 0 ≤ F < L; levels[0] = 0. Where ties forbid F

@@ -45,7 +45,7 @@ ROLE_NAMES: dict[MemberRole, str] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """What a process registers."""
+    """The registration of a process."""
 
     role: MemberRole
     id: MemberId

@@ -96,7 +96,7 @@ class BorderAlternative(Section):
 
 
 class PlannedBorder(Section):
-    """Where one stage ends and the next one begins."""
+    """The border between two stages."""
 
     virtual_worker: Index
     """The first of the virtual workers with equal pipelines."""

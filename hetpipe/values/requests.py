@@ -70,7 +70,7 @@ class PushReply:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOffer:
-    """Where a segment can be fetched by a process of the same host and user; or why there is none."""
+    """The socket at which a process of the same host and user fetches a segment; or the reason why there is none."""
 
     socket: str
     """The name of an abstract Unix socket; empty: there is none."""

@@ -323,7 +323,7 @@ def type_of(device: AgentDevice) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """What an agent registers."""
+    """The registration of an agent."""
 
     agent: AgentId
     host: str

@@ -223,7 +223,7 @@ class DecidedMove:
 
 @dataclass(frozen=True, slots=True)
 class WaveNumbers:
-    """How the minibatches of a virtual worker are numbered from a barrier on (wsp.md §11)."""
+    """The numbering of a virtual worker's minibatches from a barrier on (wsp.md §11)."""
 
     minibatches_per_wave: int
     """N_v."""

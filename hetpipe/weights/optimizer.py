@@ -29,7 +29,7 @@ _LAST_GRADIENT = "last_gradient"
 
 
 class Decay(Enum):
-    """How an optimizer's `weight_decay` enters its update."""
+    """The way an optimizer's `weight_decay` enters its update."""
 
     COUPLED = "coupled"
     """g ← g + λ·w before the step."""
@@ -56,7 +56,7 @@ _DECAY = {
 
 
 def decay_of(name: str, arguments: Mapping[str, Any]) -> Decay:
-    """How `torch.optim.NAME` uses the weights; unknown optimizers step a copy, which is always correct."""
+    """The decay of `torch.optim.NAME`; unknown optimizers step a copy of the weights, which is always correct."""
     decay = _DECAY.get(name, Decay.OWN)
     if decay is Decay.COUPLED and arguments.get("decoupled_weight_decay"):
         return Decay.DECOUPLED

@@ -68,7 +68,7 @@ def keepalive_options() -> Options:
 
 
 def silence_options() -> Options:
-    """How long a server keeps idle connections; a client with further calls reconnects."""
+    """The time for which a server keeps idle connections; a client with further calls reconnects."""
     return [
         # Until the TLS and HTTP/2 handshakes are complete: two minutes by default.
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1_000)),

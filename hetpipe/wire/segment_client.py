@@ -164,7 +164,7 @@ class SharedMemoryCalls:
             offer = self._inner.invoke(SHARE_MEMORY, ShareMemoryRequest(self._requester, call))
             lane = fetch_segment(offer, clock=self._clock)
         except ClockNotPublished:
-            return None  # not a member yet: its first weights use gRPC
+            return None  # not a member yet: its initial weights use gRPC
         except SegmentRefused as error:
             self._refuse(str(error))
             return None

@@ -18,7 +18,7 @@ def test_no_golden_file_is_left_over() -> None:
 
 
 def test_every_command_of_the_manual_is_there() -> None:
-    running = {"train", "submit", "status", "clocks", "check", "export", "doctor", "demo", "init", "version"}
+    running = {"train", "launch", "submit", "status", "clocks", "check", "export", "doctor", "demo", "init", "version"}
     planning = {"profile", "plan", "simulate", "compare", "cluster", "cluster show", "cluster catalogue"}
     drawing = {"render", "render schedule", "render compose", "render k8s", "render redis-acl", "render manifests"}
     drawing.add("render schema")

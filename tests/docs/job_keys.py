@@ -19,7 +19,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hetpipe.job.early import EarlyStoppingSection
-from hetpipe.job.elastic import AddLine, DropLine, ElasticSection, FreezeLine, MemoryLine, MoveLine, WavesLine
+from hetpipe.job.elastic import (
+    AddLine,
+    BarrierLine,
+    DropLine,
+    ElasticSection,
+    FreezeLine,
+    MemoryLine,
+    MoveLine,
+    WavesLine,
+)
 from hetpipe.job.file import Job
 from hetpipe.job.freezing import FreezePoint, FreezeSection
 from hetpipe.job.log import LogSection, MlflowSection, WandbSection
@@ -85,6 +94,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic.script.drop": DropLine,
     "elastic.script.add": AddLine,
     "elastic.script.freeze": FreezeLine,
+    "elastic.script.barrier": BarrierLine,
     "freeze": FreezeSection,
     "freeze.schedule": FreezePoint,
     "environment": EnvironmentSection,
@@ -111,6 +121,7 @@ _LEFT_OUT = (
     "elastic.script.drop",
     "elastic.script.add",
     "elastic.script.freeze",
+    "elastic.script.barrier",
     "log.wandb",
     "log.mlflow",
     "freeze.schedule",

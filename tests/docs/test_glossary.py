@@ -20,7 +20,9 @@ executor, registration, required clock, retained, run, running sum, segment, ser
 bound, store, switch point, timeline, version, waiting, idle, wave update, weight policy, witness weights,
 catalogue, cluster, device type, plan document, profile, tick,
 accumulation, anchored, direct, drain, flush, gradient norm, prediction, replica, through q, update, update number,
-fence, lead, credit, leave, MFU, watermark, level, run document, write-ahead log
+fence, lead, credit, leave, MFU, watermark, level, run document, write-ahead log,
+memory policy, memory search, precision, loss scale, data worker, stream, tied weight, initial weights, repartition,
+plan version, frozen layer, script, early end, forecast, logger, page, proof, rewind, condition, straggler
 """
 
 

@@ -27,4 +27,4 @@ def test_every_alert_has_a_row() -> None:
 
 def test_the_keys_of_top_as_json() -> None:
     documented = [span for row in table_after(PAGE, "| key of `top --json` |") for span in code_spans(row[0])]
-    assert documented == [*(field.name for field in fields(JobStatus)), "members"]
+    assert documented == [*(field.name for field in fields(JobStatus)), "members", "cuts"]

@@ -39,7 +39,7 @@ def test_a_script_survives_the_job_file() -> None:
         ((line(0),), "elastic.script[0].at.clock: "),
         (
             (line(4, do="shrink"),),
-            "elastic.script[0]: needs a key `do` with one of the words move, memory, waves, drop, add and freeze",
+            "elastic.script[0]: needs a key `do` with one of the words move, memory, waves, drop, add, freeze and bar",
         ),
         ((line(4, stages=()),), "elastic.script[0].stages: "),
         ((line(4, stages=(0, 2)),), "elastic.script[0].stages[0]: "),

@@ -192,7 +192,7 @@ def test_a_process_that_dies_is_reported_once_for_each_logger(tmp_path: Path) ->
     dies = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)"]
     failures = failures_of(tmp_path / "run", dies, iter([loss(8, 1.0)]))
     assert [name for name, _ in failures] == ["wandb", "mlflow"]
-    assert all("ended with status 3" in sentence for _, sentence in failures)
+    assert all("exited with status 3" in sentence for _, sentence in failures)
     missing_program = failures_of(tmp_path / "run", [str(tmp_path / "missing")], iter([]))
     assert all("cannot be started" in sentence for _, sentence in missing_program)
 

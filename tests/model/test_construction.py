@@ -181,7 +181,7 @@ def test_a_stage_holds_its_own_tensors_and_frozen_ones_only_where_they_are_used(
     assert 1 < len(holds["scale"]) < len(subject.layers)
 
 
-def test_a_stage_in_the_run_does_not_keep_the_file_of_its_first_weights_in_memory(tmp_path: Path) -> None:
+def test_a_stage_in_the_run_does_not_keep_the_file_of_its_initial_weights_in_memory(tmp_path: Path) -> None:
     """A cut model has every parameter in two tables; one that is left holds the mapping of the whole file."""
     subject = Subject(Mixed, tokens(), loss=loss)
     path = tmp_path / MODEL_FILE

@@ -83,6 +83,8 @@ class Case:
     freeze: dict[str, Any] = field(default_factory=dict)
     freezes: tuple[tuple[int, int], ...] = ()
     """(clock, frozen layers with parameters from there on), by the script."""
+    extra_barriers: tuple[int, ...] = ()
+    """Clocks at which nothing changes, by the script."""
     elastic: dict[str, Any] = field(default_factory=dict)
     """Further keys of `elastic`, and a script in place of that of the others."""
     policies: tuple[tuple[dict[str, int], int, tuple[int | str, ...], str], ...] = ()
@@ -152,6 +154,7 @@ class Case:
             *({"at": {"clock": at}, "do": verb, "vw": vw} for at, verb, vw in self.members),
             *({"at": {"clock": at}, "do": "waves", "minibatches_per_wave": n} for at, n in self.resized),
             *({"at": {"clock": at}, "do": "freeze", "layers": layers} for at, layers in self.freezes),
+            *({"at": {"clock": at}, "do": "barrier"} for at in self.extra_barriers),
         ]
         return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))
 
@@ -190,7 +193,7 @@ class Case:
             },
             "waves": dict(self.resized),
             "membership": self._membership,
-            "extra_barriers": tuple(at["clock"] for at, *_ in self.policies if "clock" in at),
+            "extra_barriers": (*self.extra_barriers, *(at["clock"] for at, *_ in self.policies if "clock" in at)),
             "sync": self.kind if not self.has_shards else "wsp",
             "accumulate": self.accumulate,
             "max_norm": self.max_norm,

@@ -171,7 +171,7 @@ def test_a_death_before_the_run_has_begun_leaves_no_trace(at: str, tmp_path: Pat
     assert_same_bits(trained(tmp_path / "resumed"), expected)
 
 
-def test_the_next_one_makes_the_first_weights_if_the_first_is_gone(tmp_path: Path) -> None:
+def test_the_next_one_makes_the_initial_weights_if_the_first_is_gone(tmp_path: Path) -> None:
     """It makes the same ones; then it trains alone, as the only worker of a smaller job would."""
     common: dict[str, Any] = {"stages": 2, "wave": 2, "epochs": 1, "data": "data32"}
     survive(Case(**common), tmp_path, death("before initialized", comes_back=False))

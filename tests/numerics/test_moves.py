@@ -15,6 +15,7 @@ from hetpipe import failpoints
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.errors import ScriptFailed
+from hetpipe.job.elastic import MoveLine
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import PlanVersion
@@ -35,6 +36,11 @@ THREE: dict[str, Any] = {"stages": [[1, 1, 3]], "workers": 1, "wave": 4, "miniba
 def plans(folder: Path) -> list[tuple[int, int, int, list[int]]]:
     """Clock, virtual worker, version and bounds of every `plan` line."""
     return [(line["clock"], line["vw"], line["version"], line["bounds"]) for line in decisions(folder, "plan")]
+
+
+def moved(folder: Path) -> list[MoveLine]:
+    """The moves that a run has decided, as lines of a script."""
+    return [line for line in script_of(read_decisions(folder)) if isinstance(line, MoveLine)]
 
 
 def assert_moved(what: Case, folder: Path, **options: Any) -> None:
@@ -231,7 +237,7 @@ def test_decisions_of_a_run_are_a_script_with_its_bits(what: Case, tmp_path: Pat
     asked = ((3, 0, there), (4, 1, back), (9, 0, back))
     moves = [death("before forward", at, vw=vw, how="moved", stages=stages) for at, vw, stages in asked]
     run(what, tmp_path / "run", deaths=tuple(moves))
-    script = script_of(read_decisions(tmp_path / "run"))
+    script = moved(tmp_path / "run")
     done = [(clock, vw, PlanVersion(0, tuple(bounds), ())) for clock, vw, _, bounds in plans(tmp_path / "run") if clock]
     assert [(line.at.clock, line.vw, line.stages) for line in script] == [
         (clock, vw, version.layer_counts) for clock, vw, version in done
@@ -248,7 +254,7 @@ def test_an_operator_moves_layers_without_parameter_servers(tmp_path: Path) -> N
         workers=1, stages=[[2, 3]], wave=2, minibatches=20, kind="none", weights="flush", optimizer=dict(MOMENTUM)
     )
     run(what, tmp_path, deaths=(death("before forward", 3, how="moved", stages=(4, 1)),))
-    (line,) = script_of(read_decisions(tmp_path))
+    (line,) = moved(tmp_path)
     again = replace(what, moves=((line.at.clock, line.vw, line.stages),))
     assert_same_bits(trained(tmp_path), run_reference(again.reference()))
 

@@ -141,7 +141,7 @@ def test_it_waits_as_long_as_the_run_goes_on() -> None:
     assert stage.time.monotonic() >= 6 * 0.8
 
 
-def test_it_makes_the_first_weights_once_when_asked() -> None:
+def test_it_makes_the_initial_weights_once_when_asked() -> None:
     stage = Stage(
         lambda: False, lambda: True, lambda: True, lambda: stage.hear(segment(0, (1, 0), reasons=())), incarnation=0
     )

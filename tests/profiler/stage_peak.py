@@ -66,7 +66,7 @@ class _Around:
     inbox: Inbox
     before: PreviousStage | None
     behind: NextStage | None
-    first_weights: FlatBuffer
+    initial_weights: FlatBuffer
     """Of the stage, on the shards."""
     pool: BufferPool
     live: LiveBytes
@@ -168,17 +168,17 @@ def measure_stage_peak(
     sync = SyncSpec(minibatches_per_wave, staleness, deterministic=True, weights=subject.job.weights)
     num_minibatches = (staleness + _SETTLED_WAVES) * minibatches_per_wave
     identity = StageIdentity(VIRTUAL_WORKER, stage, Incarnation(0), len(counts))
-    first_weights = filled(FlatBuffer(layout_of(layers, _CPU), _CPU), layers)
+    initial_weights = filled(FlatBuffer(layout_of(layers, _CPU), _CPU), layers)
     live = LiveBytes()
     before = PreviousStage(_input_of(subject, first), sync, num_minibatches, live.unseen) if stage else None
     behind = NextStage(live.unseen) if stage + 1 < len(counts) else None
-    pool = _UnseenPool(first_weights.layout, live)
+    pool = _UnseenPool(initial_weights.layout, live)
     inbox = Inbox(before, behind, Clock(0), pool)
     for neighbour in (before, behind):
         if neighbour is not None:
             neighbour.inbox = inbox
     memory = LayerMemory(layers, policies, _UnseenHost(live) if policies is not None and "swap" in policies else None)
-    around = _Around(inbox, before, behind, first_weights, pool, live, memory)
+    around = _Around(inbox, before, behind, initial_weights, pool, live, memory)
     with torch.enable_grad(), live:
         parts = _parts(subject, layers, identity, sync, around)
         _run(parts, inbox, num_minibatches)
@@ -244,7 +244,7 @@ def _parts(
         data=StageData(job.data_spec(len(subject.train)), subject.train, None, {}, reader),
         upstream=around.before,
         downstream=around.behind,
-        synchroniser=Shards(pool, around.first_weights, around.inbox),
+        synchroniser=Shards(pool, around.initial_weights, around.inbox),
         history=NullHistory(),
         timeline=NullTimeline(),
         metrics=NullMetrics(),

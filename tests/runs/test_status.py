@@ -18,6 +18,8 @@ from hetpipe.errors import PeerUnreachable, UnknownJob
 from hetpipe.report.text import rate
 from hetpipe.runs.run_folder import RunFolder, RunRecord
 from hetpipe.runs.status import RunStatus, is_service, status_of_coordinator, status_of_run
+from hetpipe.server.decisions_file import append_decision
+from hetpipe.values.decisions import DecisionMoment, MoveDecision
 from hetpipe.values.events import Evaluated, EvaluationSummary, JobState, JobStatus, Straggling, WorkerStatus
 from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex
@@ -99,6 +101,8 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "speed": None,
         "frozen": [],
         "checkpoints": None,
+        "pipelines": [],
+        "cuts": [],
     }
     assert status.lines(folder.path.parent) == [
         "small: running (run)",
@@ -111,6 +115,28 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "stage                 0   0  127.0.0.1   14  ready",
         "stage                 0   1  127.0.0.1    -  starting",
     ]
+
+
+def test_the_stages_and_the_moves_of_a_run_that_trains(folder: RunFolder) -> None:
+    folder.write_record(record(folder))
+    move = MoveDecision(DecisionMoment(Clock(3)), "move", Vw(1), (2, 3), 1, "operator", "asked for", 0.5, 1.0)
+    append_decision(folder.path, move)
+    picture = table(4, 3)
+    stages = (
+        replace(picture.rows[1].stages[0], memory=("swap",), memory_bytes=3 << 28, device_bytes=12 << 30),
+        replace(picture.rows[1].stages[1], memory=("keep", "recompute", "recompute", "keep"), memory_bytes=1 << 20),
+    )
+    rows = (picture.rows[0], replace(picture.rows[1], stages=stages, version=1))
+    running = replace(running_status(str(folder.path)), progress=replace(picture, rows=rows))
+    status = ask(folder, FakeCoordinator(status=running))
+    lines = status.lines(folder.path.parent)
+    assert "virtual worker 0: layers 0 on n0/0, 1-4 on n0/1" in lines
+    layers = "0 on n0/2 (swap), 1-4 on n0/3 (layers 1 keep, 2–3 recompute, 4 keep) (plan version 1)"
+    assert f"virtual worker 1: layers {layers}; memory 0.8 of 12 GiB, 1 MiB" in lines
+    assert "clock 3: virtual worker 1 is cut 2-3, by operator; predicted +50 %" in lines
+    shown = status.to_json()
+    assert shown["pipelines"][1]["stages"][0]["memory"] == ["swap"]
+    assert (shown["cuts"][0]["clock"], shown["cuts"][0]["predicted_gain"]) == (3, 0.5)
 
 
 EVALUATIONS = EvaluationSummary(
@@ -191,6 +217,8 @@ def test_lives_and_whoever_holds_the_others_up_are_told(folder: RunFolder) -> No
     status = ask(folder, FakeCoordinator(status=running))
     assert status.lines(folder.path.parent)[2:] == [
         "speed: 300 samples/s",
+        "virtual worker 0: layers 0 on n0/0, 1-4 on n0/1",
+        "virtual worker 1: layers 0 on n0/2, 1-4 on n0/3",
         "the job was rewound to a checkpoint 2 times",
         "virtual worker 1: life 2, lost 1 time",
         "virtual worker 2: life 5, lost 5 times, out: `hetpipe workers add 2` restarts it",

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from hetpipe.errors import DeadlineExceeded, JobFailed
+from hetpipe.runs.remote import RemoteShell
 from hetpipe.runs.restarts import RestartRules
 from hetpipe.runs.service import Service, ServiceDeath, ServiceSpec, end_services
-from hetpipe.runs.supervisor import Programs, ServiceRestart, Services, Supervisor
+from hetpipe.runs.supervisor import Programs, RemoteAgent, ServiceRestart, Services, Supervisor
 from hetpipe.server.agent.devices import DeviceOffer
 from tests.polling import wait_until
 from tests.support.fake_clock import FakeClock
@@ -193,6 +194,24 @@ def test_what_is_started(tmp_path: Path) -> None:
         environment = Path(f"/proc/{pids['agent']}/environ").read_text().split("\0")
         assert {"OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1", "PYTHONSAFEPATH=1"} <= set(environment)
         assert os.getsid(pids["agent"]) == pids["agent"], "Ctrl-C at the terminal must not reach it"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+def test_agents_on_other_machines(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    stand_in = program(NOTES_ITS_END + UNTIL_INPUT_ENDS)
+    hosts = [RemoteAgent(shell=RemoteShell((str(ssh),), name, str(tmp_path)), command=stand_in) for name in ("a", "b")]
+    given = replace(services(tmp_path), agents=hosts, shard_options=lambda index: ("--own", str(index)))
+    with supervisor_of(given) as supervisor:
+        assert supervisor.start() == "h:1"
+        pids = supervisor.pids
+        assert set(pids) == {"coordinator", "parameter-server-0", "parameter-server-1", "agent-a", "agent-b"}
+        wait_until(lambda: "sh" not in command_line(pids["agent-b"])[0], timeout_seconds=10.0, what="the program")
+        log = ["--log", str(tmp_path / "agent-b.log"), "--exit-with-parent", ""]
+        assert command_line(pids["agent-b"])[4:] == ["--coordinator", "h:1", "--drain-seconds", "0", *log]
+        assert command_line(pids["parameter-server-1"])[10:12] == ["--own", "1"]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
 
 

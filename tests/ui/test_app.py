@@ -17,9 +17,9 @@ from hetpipe.observe.metrics import metrics_path
 from hetpipe.observe.segments import packed_path, segments_of
 from hetpipe.server.decisions_file import append_decision
 from hetpipe.ui.app import MOST_COMPARED, REFRESH_SECONDS, make_app
-from hetpipe.values.decisions import DecisionMoment, FreezeDecision
+from hetpipe.values.decisions import DecisionMoment, FreezeDecision, MoveDecision
 from hetpipe.values.events import JobState
-from hetpipe.values.ids import Clock
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from tests.cli.fakes import FakeCoordinator, shell_with
 from tests.report.test_plan_page import Page
 from tests.support.fake_clock import FakeClock
@@ -104,6 +104,19 @@ def test_frozen_layers_are_shown_with_what_decided_them(tmp_path: Path) -> None:
     shown = words_of(client_of(tmp_path), "/runs/old")
     assert "frozen from clock 0 on layer 0 (1 with parameters) " in shown
     assert "frozen from clock 9 on layers 0-3 (2 with parameters): norms of gradients" in shown
+
+
+def test_cuts_are_shown_over_time_with_what_they_gained(tmp_path: Path) -> None:
+    path = folders.finished(tmp_path, "old")
+    move = MoveDecision(
+        DecisionMoment(Clock(9)), "move", VirtualWorkerIndex(1), (3, 1), 1, "straggler", "stage 0 is slow", 1.9, 1.0
+    )
+    append_decision(path, move)
+    shown = words_of(client_of(tmp_path), "/runs/old")
+    assert "Cuts over time" in shown
+    assert "0 1 2-2 plan – – – –" in shown
+    assert "9 1 3-1 straggler 40.0 40.0 +0 % +190 % stage 0 is slow" in shown
+    assert "plan version 1" in shown
 
 
 def test_a_failed_run_says_why_first(tmp_path: Path) -> None:

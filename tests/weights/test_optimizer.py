@@ -69,7 +69,7 @@ def name_case(case: object) -> str | None:
     return "-".join(f"{key}={value}" for key, value in case.items()) if isinstance(case, dict) else None
 
 
-def first_weights() -> dict[str, Tensor]:
+def initial_weights() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     return {slot.name: torch.randn(slot.shape, generator=generator, dtype=torch.float64) for slot in LAYOUT.slots}
 
@@ -103,7 +103,7 @@ def plain_loop(
     **groups: Mapping[str, Any],
 ) -> dict[str, Tensor]:
     """What plain torch does, with arguments of their own for the parameters in `groups`."""
-    parameters = {key: nn.Parameter(w) for key, w in first_weights().items()}
+    parameters = {key: nn.Parameter(w) for key, w in initial_weights().items()}
     sections = [{"params": [parameter], **groups.get(key, {})} for key, parameter in parameters.items()]
     optimizer = getattr(torch.optim, name)(sections, **arguments)
     scheduler = None if schedule is None else schedule(optimizer)
@@ -122,7 +122,7 @@ class Loop:
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
         self.rho = FlatBuffer(LAYOUT, CPU)
         self.anchor = FlatBuffer(LAYOUT, CPU)
-        for key, w in first_weights().items():
+        for key, w in initial_weights().items():
             self.anchor.views[key].copy_(w)
         self.optimizer = StageOptimizer(spec_of(name, arguments), self.rho)
         self.steps = 0
@@ -143,7 +143,7 @@ def test_a_wave_of_one_is_a_plain_step(name: str, arguments: dict[str, Any]) -> 
 
     for key, expected in plain_loop(name, arguments, 25).items():
         torch.testing.assert_close(loop.anchor.views[key], expected, rtol=1e-9, atol=1e-10)
-        assert not torch.equal(expected, first_weights()[key])
+        assert not torch.equal(expected, initial_weights()[key])
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=name_case)
@@ -168,7 +168,7 @@ def test_state_round_trip(name: str, arguments: dict[str, Any]) -> None:
 
 
 def test_several_steps_of_a_wave_add_up_in_rho() -> None:
-    rho, weights = FlatBuffer(LAYOUT, CPU), first_weights()
+    rho, weights = FlatBuffer(LAYOUT, CPU), initial_weights()
     optimizer = StageOptimizer(spec_of("SGD", {"lr": 0.5, "weight_decay": 0.1}), rho)
     expected = {key: torch.zeros_like(w) for key, w in weights.items()}
     for step in range(3):
@@ -184,25 +184,25 @@ def test_several_steps_of_a_wave_add_up_in_rho() -> None:
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=name_case)
 def test_a_parameter_without_gradient_is_left_alone(name: str, arguments: dict[str, Any]) -> None:
-    rho, weights = FlatBuffer(LAYOUT, CPU), first_weights()
+    rho, weights = FlatBuffer(LAYOUT, CPU), initial_weights()
     optimizer = StageOptimizer(spec_of(name, arguments), rho)
     optimizer.step({"matrix": torch.ones(4, 3, dtype=torch.float64), "bias": None}, weights)
 
     assert bool(rho.views["matrix"].any())
     assert not bool(rho.views["bias"].any())
-    assert torch.equal(weights["bias"], first_weights()["bias"])
+    assert torch.equal(weights["bias"], initial_weights()["bias"])
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=name_case)
 def test_neither_the_weights_nor_the_gradients_nor_the_gaps_are_written(name: str, arguments: dict[str, Any]) -> None:
-    rho, weights = FlatBuffer(LAYOUT, CPU), first_weights()
+    rho, weights = FlatBuffer(LAYOUT, CPU), initial_weights()
     gradients = gradient_of(weights, 1)
     kept = {key: g.clone() for key, g in gradients.items() if g is not None}
     optimizer = StageOptimizer(spec_of(name, arguments), rho)
     for _ in range(3):
         optimizer.step(dict(gradients), weights)
 
-    for key, before in first_weights().items():
+    for key, before in initial_weights().items():
         gradient = gradients[key]
         assert gradient is not None
         assert torch.equal(weights[key], before)
@@ -212,7 +212,7 @@ def test_neither_the_weights_nor_the_gradients_nor_the_gaps_are_written(name: st
 
 
 def test_rebinding_leaves_the_old_sum_as_it_was() -> None:
-    old, new, weights = FlatBuffer(LAYOUT, CPU), FlatBuffer(LAYOUT, CPU), first_weights()
+    old, new, weights = FlatBuffer(LAYOUT, CPU), FlatBuffer(LAYOUT, CPU), initial_weights()
     optimizer = StageOptimizer(spec_of("Adam", {"lr": 0.1}), old)
     optimizer.step(gradient_of(weights, 0), weights)
     before = old.data.clone()
@@ -255,7 +255,7 @@ class Newest:
     def __init__(self, spec: OptimizerSpec, names: Iterable[str] = SHAPES, **how: Any) -> None:
         self.weights = FlatBuffer(FlatLayout([(name, SHAPES[name], "float64") for name in names]), CPU)
         for key, view in self.weights.views.items():
-            view.copy_(first_weights()[key])
+            view.copy_(initial_weights()[key])
         self.optimizer = StageOptimizer(spec, self.weights, **how)
 
     def run(self, first: int, last: int) -> None:
@@ -291,7 +291,7 @@ def test_groups_are_torchs(name: str, arguments: dict[str, Any], bias: dict[str,
 def test_the_decay_of_a_group_enters_as_its_own_arguments_say() -> None:
     """One stage, one group coupled and the other decoupled, from weights that are not the target."""
     spec = spec_of("Adam", {"lr": 0.5, "weight_decay": 0.25}, bias={"decoupled_weight_decay": True})
-    rho, weights = FlatBuffer(LAYOUT, CPU), first_weights()
+    rho, weights = FlatBuffer(LAYOUT, CPU), initial_weights()
     StageOptimizer(spec, rho).step({name: torch.zeros_like(w) for name, w in weights.items()}, weights)
 
     assert torch.equal(rho.views["bias"], torch.zeros(3, dtype=torch.float64).add(weights["bias"], alpha=-0.125))
@@ -303,7 +303,7 @@ class LookedUp(Mapping[str, Tensor]):
     """Weights that note who asks for them."""
 
     def __init__(self) -> None:
-        self.weights = first_weights()
+        self.weights = initial_weights()
         self.names: Counter[str] = Counter()
 
     def __getitem__(self, name: str) -> Tensor:

@@ -16,6 +16,7 @@ from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.report.progress import STATE_TEXTS, cells, headings, memory_text, no_utilisation_text, totals_text
 from hetpipe.report.text import columns, shown_path
+from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.reconnection import Contact, Reconnection
 from hetpipe.runs.run_folder import RUNS, RunFolder, RunRecord, find_run
@@ -37,6 +38,8 @@ class Picture:
 
     status: JobStatus
     members: tuple[Member, ...]
+    cuts: tuple[CutChange, ...] = ()
+    """How virtual workers have been cut since the plan, as far as the folder of the run is at hand."""
 
     @property
     def has_ended(self) -> bool:
@@ -49,7 +52,14 @@ class Picture:
         workers = [worker_json(worker) for worker in self.status.workers]
         found = self.status.evaluations
         evaluations = None if found is None else found.to_object()
-        return {**plain(JobStatus, self.status), "workers": workers, "evaluations": evaluations, "members": members}
+        cuts = [cut.to_json() for cut in self.cuts]
+        return {
+            **plain(JobStatus, self.status),
+            "workers": workers,
+            "evaluations": evaluations,
+            "members": members,
+            "cuts": cuts,
+        }
 
     def lines(self, current: Path) -> list[str]:
         """The snapshot as text for people; paths are relative to the folder `current`."""
@@ -71,6 +81,7 @@ class Picture:
             lines.append(now.frozen_line)
         if now.evaluations is not None:
             lines.append(str(now.evaluations))
+        lines += map(str, self.cuts)
         lines += now.troubles()
         if status.progress is not None:
             lines += ["", *columns(_rows(status.progress))]
@@ -201,7 +212,8 @@ def _watch(
 
 def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
     status = client.invoke(GET_STATUS, GetStatusRequest(job_id))
-    return Picture(status, client.invoke(LIST_MEMBERS, ListMembersRequest()).members)
+    cuts = read_cuts(Path(status.run_dir)) if status.run_dir else ()
+    return Picture(status, client.invoke(LIST_MEMBERS, ListMembersRequest()).members, cuts)
 
 
 def _running(folder: RunFolder, shell: Shell) -> RunRecord:

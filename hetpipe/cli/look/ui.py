@@ -81,7 +81,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def check(options: Options) -> None:
-    """Reject options that would show runs to everybody.
+    """Reject options that would expose runs to other machines without a token.
 
     Raises:
         UserError: there is no token, or a short one, beyond this machine.

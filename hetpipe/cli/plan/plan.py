@@ -231,7 +231,7 @@ def _links_remarks(links: KnownLinks, shell: Shell) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """What is given to plan with: a job, or a profile and a cluster, or all of them."""
+    """The inputs of a plan: a job, or a profile and a cluster, or all of them."""
 
     job: Job | None = None
     profile: Profile | None = None

@@ -52,7 +52,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
 
 
 def ending(run: str, *, plan: str | None) -> list[str]:
-    """Where to look after the demo.
+    """The pages and commands to look at after the demo.
 
     Args:
         run: name of its run.

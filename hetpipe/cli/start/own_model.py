@@ -23,7 +23,7 @@ _HOW = "write --from hf:NAME for a model of Hugging Face's hub, hf:FOLDER for on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a model of Hugging Face learns; the template of its data has the task's name."""
+    """The task of a Hugging Face model; the template of its data has the task's name."""
 
     auto_class: str
     """The class of transformers that loads such models."""
@@ -75,6 +75,10 @@ TASKS: Mapping[str, Task] = {
 }
 
 
+#: Files of a tokenizer.
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "merges.txt")
+
+
 def model_files(source: str, task: str | None, current: Path) -> dict[str, str]:
     """`job.yaml` and `data.py` that train a model as it is.
 
@@ -101,6 +105,18 @@ def model_files(source: str, task: str | None, current: Path) -> dict[str, str]:
     if task is None:
         raise UserError(f"--from {source} needs --task, as its configuration is not at hand; {_use_tasks()}")
     return _of_hugging_face(str(folder.resolve()) if is_folder else name, task)
+
+
+def tokenizer_remark(source: str, texts: Mapping[str, str], current: Path) -> str:
+    """What to do about a folder without the tokenizer that the data of `model_files` need; empty: nothing.
+
+    `AutoTokenizer` makes an empty one then, to which every text is unknown tokens, and the model learns nothing.
+    """
+    folder = current / source.partition(":")[2]
+    needed = "AutoTokenizer" in texts["data.py"] and folder.is_dir()
+    if not needed or any(found for pattern in _TOKENIZERS for found in folder.glob(pattern)):
+        return ""
+    return f"{folder} has no tokenizer, which data.py needs; save one there: tokenizer.save_pretrained({str(folder)!r})"
 
 
 def _of_hugging_face(model: str, name: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which layers freeze with which F, and whether a job's layers can freeze. Pure (freezing.md §1)."""
+"""The layers that freeze with each F, and the checks of a job that freezes layers. Pure (freezing.md §1)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def lowered(freezing: Freezing) -> tuple[str, ...]:
 
 
 def freezing_of(job: Job, plan: Plan) -> Freezing | None:
-    """How the layers of a job freeze; None if none do."""
+    """The rule by which the layers of a job freeze; None if none do."""
     if not plan.freeze_levels:
         return None
     at_start = [FreezeChange(job.freeze.layers, epoch=0)] if job.freeze.layers else []

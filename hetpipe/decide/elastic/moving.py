@@ -1,4 +1,4 @@
-"""Which layers cross which border between stages when a virtual worker's cut changes. Pure (plan-versions.md §4)."""
+"""The layers that cross each border between stages when a virtual worker's cut changes. Pure (plan-versions.md §4)."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths, wave_c
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import (
     AddLine,
+    BarrierLine,
     DropLine,
     FreezeLine,
     MemoryLine,
@@ -24,7 +25,7 @@ from hetpipe.job.elastic import (
     WavesLine,
 )
 from hetpipe.job.file import Job
-from hetpipe.values.decisions import DecisionLine, FreezeDecision, MoveDecision
+from hetpipe.values.decisions import BarrierDecision, DecisionLine, FreezeDecision, MoveDecision, MoveJudgement
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
@@ -37,14 +38,15 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
 
     Policies of layers are the stages' own affair (`memory_changes`): of these lines there are only the barriers.
     """
-    return tuple(
-        PlanChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), (0, *accumulate(_new_cut(line))))
-        if _new_cut(line)
-        else PlanChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), ())
-        for line in job.elastic.script
-        if isinstance(line.at, ScriptMoment)
-        and (isinstance(line, MemoryLine) or (isinstance(line, MoveLine | AddLine) and _new_cut(line)))
-    )
+    found = []
+    for line in job.elastic.script:
+        if isinstance(line.at, MinibatchMoment) or isinstance(line, WavesLine | DropLine | FreezeLine):
+            continue
+        cut = _new_cut(line)
+        if cut or not isinstance(line, AddLine):
+            vw = VirtualWorkerIndex(0 if isinstance(line, BarrierLine) else line.vw)
+            found.append(PlanChange(Clock(line.at.clock), vw, (0, *accumulate(cut)) if cut else ()))
+    return tuple(found)
 
 
 def _new_cut(line: ScriptLine) -> tuple[int, ...]:
@@ -121,19 +123,21 @@ def most_minibatches_per_wave(job: Job, worker: VirtualWorkerPlan) -> int:
     return max(job.minibatches_in(worker), *(change.of(worker.index) for change in wave_changes(job)), 1)
 
 
-def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine, ...]:
-    """The lines of a script that repeat the moves of a run at their clocks, in order."""
-    moves = [line for line in decisions if isinstance(line, MoveDecision)]
-    return tuple(
-        MoveLine(at=ScriptMoment(clock=line.at.clock), do=line.do, vw=line.vw, stages=line.stages)
-        for line in sorted(moves, key=lambda line: (line.at.clock, line.vw))
-    )
-
-
-def freezes_of(decisions: Iterable[DecisionLine]) -> tuple[FreezeLine, ...]:
-    """The lines of a script that freeze layers at the clocks at which a run has frozen them, in order."""
-    frozen = [line for line in decisions if isinstance(line, FreezeDecision)]
-    return tuple(FreezeLine(at=ScriptMoment(clock=each.at.clock), do=each.do, layers=each.layers) for each in frozen)
+def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine | FreezeLine | BarrierLine, ...]:
+    """The lines of a script that repeat what a run has decided, at the clocks at which that took effect, in order."""
+    found: list[MoveLine | FreezeLine | BarrierLine] = []
+    for line in decisions:
+        match line:
+            case MoveDecision():
+                at = ScriptMoment(clock=line.at.clock)
+                found.append(MoveLine(at=at, do=line.do, vw=line.vw, stages=line.stages))
+            case FreezeDecision():
+                found.append(FreezeLine(at=ScriptMoment(clock=line.at.clock), do=line.do, layers=line.layers))
+            case BarrierDecision():
+                found.append(BarrierLine(at=ScriptMoment(clock=line.at.clock), do=line.do))
+            case MoveJudgement():
+                """It changes nothing."""
+    return tuple(sorted(found, key=lambda line: (line.at.clock, line.vw if isinstance(line, MoveLine) else -1)))
 
 
 def next_add(job: Job, vw: VirtualWorkerIndex, after: int) -> tuple[int, AddLine] | None:
@@ -209,11 +213,11 @@ class _ScriptedRun:
     """The clock at which it ends."""
 
     def mistakes(self, line: ScriptLine) -> Iterator[str]:
-        """Why a line cannot be done; each message lacks the subject."""
+        """The reasons why a line cannot be applied; each lacks the subject."""
         workers = self.plan.virtual_workers
         if isinstance(line, WavesLine):
             yield from self._mistakes_of_waves(line)
-        elif isinstance(line, FreezeLine):
+        elif isinstance(line, FreezeLine | BarrierLine):
             pass  # `decide.elastic.freezing` checks how many layers it names
         elif line.vw >= len(workers):
             yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
@@ -236,7 +240,7 @@ class _ScriptedRun:
 
     def disorder(self, line: ScriptLine, reached: dict[int, int]) -> Iterator[str]:
         """Whether it takes effect before an earlier line about the same virtual worker; `reached` has their waves."""
-        if isinstance(line, WavesLine | FreezeLine):
+        if isinstance(line, WavesLine | FreezeLine | BarrierLine):
             return
         wave = self._wave(line)
         if wave < reached[line.vw]:
@@ -244,7 +248,7 @@ class _ScriptedRun:
         reached[line.vw] = wave
 
     def _forbidden(self, vw: int, stages: Sequence[int]) -> Iterator[str]:
-        """Why the model cannot be cut there."""
+        """The reason why the model cannot be cut there."""
         if self.costs is not None:
             try:
                 check_borders(list(accumulate(stages))[:-1], self.costs, vw)
@@ -314,7 +318,7 @@ class _ScriptedRun:
 
 
 def cut_mistakes(layers: Sequence[int], worker: VirtualWorkerPlan) -> Iterator[str]:
-    """Why layers cannot move between the stages of a virtual worker; each message lacks the subject.
+    """The reasons why layers cannot move between the stages of a virtual worker; each lacks the subject.
 
     Args:
         layers: of each stage after the move, ≥ 1.

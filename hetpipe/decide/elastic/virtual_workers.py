@@ -787,7 +787,7 @@ class VirtualWorkers:
         return frozenset(stage.agent for stage in self._assignment.plan.virtual_workers[worker.vw].stages)
 
     def _away_of(self, worker: VirtualWorker) -> list[AgentId]:
-        """Those of them that currently get no stages."""
+        """The agents among them that currently get no stages."""
         return sorted(self._agents_of(worker) & (self._absent | self._departing))
 
     def _start(self, command: StartStageCommand, *, now: float) -> SendCommand:

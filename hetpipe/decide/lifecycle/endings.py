@@ -15,7 +15,7 @@ from hetpipe.values.events import Evaluated
 
 
 def early_end(job: Job, evaluations: Iterable[Evaluated], *, running_seconds: float) -> str:
-    """Why the run ends at the next barrier, as a sentence; empty: it goes on.
+    """The reason for ending the run at the next barrier, as a sentence; empty: it continues.
 
     Args:
         job: the job.

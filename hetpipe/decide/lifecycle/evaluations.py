@@ -138,7 +138,7 @@ class EvaluationHistory:
 
     @property
     def all(self) -> tuple[Evaluated, ...]:
-        """Those that are kept, in order."""
+        """The kept evaluations, in order."""
         return tuple(self._held)
 
     @property

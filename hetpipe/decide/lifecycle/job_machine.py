@@ -631,14 +631,14 @@ class JobMachine:
             self._fetch_clocks(now=now)
 
     def _early_end(self, *, now: float) -> str:
-        """Why the job itself ends before its planned end; empty: it does not."""
+        """The reason by which the job's own keys end the run early; empty: none."""
         seconds = self._running_seconds
         if self._training is not None and not self._wrapping_up:
             seconds = self._training.running_seconds(now=now)
         return early_end(self.job, self.evaluations.all, running_seconds=seconds)
 
     def _end_early(self, *, now: float) -> None:
-        """Begin to end the run at the next barrier if the job says so."""
+        """End the run at the next barrier if the job's own keys say so."""
         if self.state is not JobState.RUNNING or self._notice is not None or self._training is None:
             return
         reason = self._early_end(now=now)

@@ -73,7 +73,7 @@ class Orphan:
 
     @property
     def why_given_up(self) -> str:
-        """Why it has no leader, as a sentence."""
+        """The reason why it has no leader, as a sentence."""
         reason = self.lost or "no parameter server reports it"
         if self.refusal:
             reason = f"a new one cannot lead it: {self.refusal}"
@@ -199,7 +199,7 @@ class Orphans:
         return waited >= self._patience.adoption_seconds or bool(orphan.lost) or orphan.stop is StopMode.NOW
 
     def awaited(self, job_id: JobId, *, now: float) -> str:
-        """What its adoption is waiting for, as a sentence; empty if it is not an orphan."""
+        """The condition that its adoption waits for, as a sentence; empty if it is not an orphan."""
         orphan = self._orphans.get(job_id)
         if orphan is None:
             return ""

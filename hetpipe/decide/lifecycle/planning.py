@@ -69,7 +69,7 @@ PLANNER: Planner = partial(choose_plan, predict=predicted)
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How a virtual worker computes: its stages, the memory policy of each layer of the model, and N."""
+    """The plan of one virtual worker: its stages, the memory policy of each layer of the model, and N."""
 
     vw: VirtualWorkerIndex
     bounds: tuple[int, ...]

@@ -87,11 +87,11 @@ def too_few_cuts(num_stages: int, max_stages: int, forbidden: Sequence[Forbidden
     """The message for too many stages: the reasons for the forbidden cuts, each once, and the fix.
 
     >>> too_few_cuts(3, 2, [ForbiddenCut(before="b", upto="b", reason="n is written before it")], fix="use 2")
-    '3 stages cannot share a model that can be cut into 2 at most: no cut before b: n is written before it; use 2'
+    'the model can be cut into at most 2 stages, not 3: no cut before b: n is written before it; use 2'
     """
     if not forbidden:
         return f"{num_stages} stages cannot share {max_stages} layers; {fix}"
-    start = f"{num_stages} stages cannot share a model that can be cut into {max_stages} at most"
+    start = f"the model can be cut into at most {max_stages} stages, not {num_stages}"
     by_reason: dict[str, list[Forbidden]] = {}
     for each in forbidden:
         by_reason.setdefault(each.reason, []).append(each)

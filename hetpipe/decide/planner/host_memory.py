@@ -117,7 +117,7 @@ class HostMemory:
         )
 
     def _swapped_bytes(self, stage: Stage, index: int, num_stages: int) -> int:
-        """What the minibatches in flight have moved to host memory."""
+        """Bytes that the minibatches in flight have swapped to host memory."""
         figures = self.costs.place(stage.kind, (index, num_stages), self.memory).figures(stage.first, stage.last)
         return figures.in_flight * stage_memory(figures, stage.memory).swapped_bytes if stage.memory else 0
 

@@ -204,7 +204,9 @@ class Jobs:
             PlanError: the given N is invalid, or there are several virtual workers without parameter servers.
         """
         if self.most_workers is not None and len(groups) > self.most_workers:
-            raise PlanError(f"without parameter servers there is one virtual worker, and this makes {len(groups)}")
+            raise PlanError(
+                f"without parameter servers a job has one virtual worker, and this allocation has {len(groups)}"
+            )
         num_stages, options = [len(group) for group in groups], self.options
         if options.minibatches_per_wave is not None:
             waves.check_given(options.minibatches_per_wave, num_stages, options.weights, options.accumulate)

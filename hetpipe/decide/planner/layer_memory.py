@@ -66,7 +66,7 @@ class LayerMemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Per tick recomputed, per byte swapped, and per byte of memory."""
+    """Lagrange multipliers: the price of a tick recomputed, of a byte swapped, and of a byte of memory."""
 
     ticks: float
     swapped: float
@@ -91,7 +91,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """Prices with the table that they give."""
+    """Prices with their table of least costs."""
 
     prices: Prices
     table: _Table
@@ -141,7 +141,7 @@ def choose_policies(
         stage: the stage.
         memory_bytes: memory of its device.
         enough_ticks: a time per minibatch below which nothing is gained: shorter ones count as equal.
-        budget: what may be examined; by default `MAX_EXAMINED`.
+        budget: limit of the search; by default `MAX_EXAMINED`.
     """
     kept: tuple[LayerPolicy, ...] = tuple("keep" for _ in stage.layers)
     cost = stage_memory(stage, kept)
@@ -243,7 +243,7 @@ class _Search:
     # -- bounds ------------------------------------------------------------------------------------------------------
 
     def _priced(self, goal: _Goal) -> list[_Priced]:
-        """Good prices, without a limit on runs, by bisection; tries the policies that they give."""
+        """Prices with high lower bounds, without a limit on runs, by bisection; tries the cheapest policies of each."""
         found: list[_Priced] = []
         low, high, share = 0.0, 1.0, 1.0
         nearest: dict[bool, tuple[LayerPolicy, ...]] = {}
@@ -310,7 +310,7 @@ class _Search:
         return Prices(1.0, (1 - share) * per_byte * 4, memory)
 
     def _limited(self, goal: _Goal, priced: Sequence[_Priced], low: int, high: int) -> list[_Priced]:
-        """The best of these prices for limits `low` … `high`, with their tables; tries the policies that they give."""
+        """The prices with the highest bounds for limits `low` … `high`, with tables; tries the policies of each."""
         ranked = sorted(priced, key=lambda each: self._bound(goal, each.prices, each.table.held[0], self._limits[low]))
         found = []
         nearest: dict[bool, tuple[LayerPolicy, ...]] = {}
@@ -523,7 +523,7 @@ class _Search:
 
 
 def _pareto(labels: Sequence[_Label]) -> list[_Label]:
-    """Those that no other one equals or beats in memory, swapped bytes and recomputed time."""
+    """The Pareto-optimal labels by memory, swapped bytes and recomputed time, one of several equal ones."""
     found: list[_Label] = []
     #: Of those found: swapped bytes ascending, and recomputed ticks, which descend.
     swapped: list[int] = []
@@ -544,7 +544,7 @@ def _pareto(labels: Sequence[_Label]) -> list[_Label]:
 
 
 def _segments(stage: StageFigures, limit: int) -> list[list[_Segment]]:
-    """Per position, what can begin there; runs are within `limit`."""
+    """Per position, the segments that can begin there, with runs within `limit`."""
     layers, in_flight = stage.layers, stage.in_flight
     found: list[list[_Segment]] = []
     for position, layer in enumerate(layers):

@@ -654,7 +654,7 @@ class OrderSearch:
         return low
 
     def _first_plan(self, lower: int, width: int | None, fits: Callable[[], bool]) -> OrderWithCuts | None:
-        """A good first plan: by sweeps of small width with growing bounds, then by one of full width."""
+        """The initial incumbent: by sweeps of small width with growing bounds, then by one of full width."""
         bound, step = lower + (lower >> 7), (lower >> 6) + 1
         doubted = False
         while bound < self._longest:

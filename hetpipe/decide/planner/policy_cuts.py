@@ -314,7 +314,7 @@ class _Window:
         self._bounds = bounds
 
     def raise_from(self, stage: int, firsts: _Bools, last: int, ticks: float, receive: _Floats) -> None:
-        """Let no stage with a first cut among `firsts`, and its last one not before `last`, take less than `ticks`.
+        """Raise the lower bound to `ticks` of stages with a first cut among `firsts` and a last one at `last` or later.
 
         Args:
             stage: its index.

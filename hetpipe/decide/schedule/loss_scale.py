@@ -51,7 +51,7 @@ class LossScales:
     """The scales of one virtual worker by the updates they follow from. Every stage has the same."""
 
     def __init__(self) -> None:
-        """Begin at the start of training."""
+        """Initialize for the start of training."""
         #: Last minibatch of an update → the scale after it, oldest first.
         self._after: dict[int, LossScale] = {0: LossScale()}
         #: Number of updates skipped.

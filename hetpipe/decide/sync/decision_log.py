@@ -342,6 +342,13 @@ class DecisionLog:
         """Whether the last barrier of the run is published."""
         return self.published == self.segment.end and ends_run(self.segment.reasons)
 
+    def is_for_norms(self, segment: SegmentRecord) -> bool:
+        """Whether there is a barrier where a segment begins so that norms may decide there."""
+        freezing = self.config.freezing
+        every = None if freezing is None else freezing.every_waves
+        begins = segment.start == self.config.progress.clock
+        return every is not None and not begins and segment.start % every == 0 and not ends_run(segment.reasons)
+
     def take_used(self, record: CommitRecord) -> tuple[int, tuple[int, ...]]:
         """Take the epoch and the sample indices of a commit; may be called once."""
         return self._used.pop(record.index)
@@ -906,7 +913,7 @@ class DecisionLog:
             self._request_barrier(reason)
 
     def _change_plans(self, after: Clock, upto: Clock) -> None:
-        """Make the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
+        """Apply the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
         moves, self.moves = self.moves, {}
         for vw, move in sorted(moves.items()):
             member, known = self.members.get(vw), self.plans.get(vw)
@@ -920,14 +927,14 @@ class DecisionLog:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
 
     def _count_minibatches(self, since: Clock, upto: Clock) -> None:
-        """Let the numbers of minibatches go on at the barrier at `upto`, where those of the waves before end."""
+        """Continue the numbering of minibatches at the barrier at `upto`, after the waves before it."""
         self.waves = {
             vw: replace(numbers, origin=numbers.origin + (upto - since) * numbers.minibatches_per_wave)
             for vw, numbers in self.waves.items()
         }
 
     def _change_waves(self, after: Clock, upto: Clock) -> None:
-        """Make the changes of N decided for the barriers at the clocks after `after`, up to `upto`."""
+        """Apply the changes of N decided for the barriers at the clocks after `after`, up to `upto`."""
         for change in self.config.wave_changes:
             if after < change.clock <= upto:
                 changed = {vw: WaveNumbers(change.of(vw), self._origin(vw, upto)) for vw in sorted(self.lives)}

@@ -212,7 +212,7 @@ class Children:
         try:
             import_path = self._code_of(command.import_path, command.code)
             self._roots.check_run(command.run_dir)
-            self._roots.check_first_weights(_first_weights_of(job), import_path)
+            self._roots.check_initial_weights(_initial_weights_of(job), import_path)
             environment = self._environment_of(job, f"inspection-{job_id}")
         except HetpipeError as error:
             inspection.refused(error)
@@ -332,7 +332,7 @@ class Children:
         try:
             config = replace(config, import_path=self._code_of(config.import_path, command.code))
             self._roots.check_run(config.run_dir, config.restore, _storage_of(config.job))
-            self._roots.check_first_weights(_first_weights_of(config.job), config.import_path)
+            self._roots.check_initial_weights(_initial_weights_of(config.job), config.import_path)
             environment = self._stage_environment(key, config)
         except HetpipeError as error:
             self._not_started(key, error, 1)
@@ -512,7 +512,7 @@ def _port_of(device: DeviceId, first: int | None) -> str:
     return "" if first is None else str(first + int(device.rpartition("/")[2]))
 
 
-def _first_weights_of(job: Mapping[str, Any]) -> object:
+def _initial_weights_of(job: Mapping[str, Any]) -> object:
     """`init_from` in the document of a job, not validated yet."""
     return job.get("init_from")
 

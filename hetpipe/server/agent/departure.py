@@ -23,7 +23,7 @@ class Departure:
     def __init__(
         self, *, request: Callable[[], None], stages: Callable[[], Sequence[StageKey]], clock: Clock, seconds: float
     ) -> None:
-        """Begin now.
+        """Start the departure now.
 
         Args:
             request: requests the departure from the coordinator; idempotent. Raises `UnknownMember` if the agent has to

@@ -449,7 +449,7 @@ class Coordinator:
         if lacking := missing(job.log.options):
             raise JobError(lacking)
         self._tools.roots.check_run(submission.run_dir, submission.restore, job.storage)
-        self._tools.roots.check_first_weights(job.init_from, submission.import_path)
+        self._tools.roots.check_initial_weights(job.init_from, submission.import_path)
         job_id = job_id_of(job.name, submission.request_id)
         with self.condition:
             self._jobs.check_room(job_id, owner)
@@ -516,7 +516,7 @@ class Coordinator:
         return record.state
 
     def awaited(self, job_id: JobId) -> str:
-        """What prevents leading a job, as a sentence; empty if it is led or has ended."""
+        """The obstacle to leading a job, as a sentence; empty if it is led or has ended."""
         with self.condition:
             return "" if job_id in self._jobs else self._orphans.awaited(job_id, now=self._clock.monotonic())
 

@@ -176,7 +176,7 @@ class JobHost:
         self._feed.post(message)
 
     def close_log(self) -> None:
-        """Let the loggers finish."""
+        """Close the loggers' stream; they finish on their own."""
         if self._feed is not None:
             self._feed.close()
 
@@ -395,7 +395,7 @@ class JobHosts:
                 _submit(host, partial(self._run_task, task=task))
 
     def _log_values(self, host: JobHost, event: JobEvent) -> None:
-        """Pass on what the loggers of the job want of an event."""
+        """Send the values of an event to the loggers of the job."""
         clocks, wall = host.machine.clocks, self._context.clock.wall()
         match event:
             case ProgressTable() if clocks is not None and clocks.minibatches:

@@ -247,7 +247,7 @@ class JobTasks:
         return replace(self._submission, restore=restore, run_dir=rewind_folder(first, number), rewinds=number)
 
     def _place(self, run_dir: str) -> str:
-        """Where the checkpoints of a run's folder are."""
+        """The location of the checkpoints of a run's folder."""
         return place_of_run(run_dir, self._job.storage)
 
     def _next_rewind(self, first: Path) -> int:

@@ -35,7 +35,7 @@ from hetpipe.server.shard.decision_events import (
     Staged,
 )
 from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
-from hetpipe.values.decisions import DecisionMoment, FreezeDecision, MoveDecision
+from hetpipe.values.decisions import BarrierDecision, DecisionMoment, FreezeDecision, MoveDecision
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
@@ -399,21 +399,23 @@ class ClockShard:
                 case _:
                     pass
 
+    def _decided_by_norms(self, record: SegmentRecord) -> FreezeDecision | BarrierDecision | None:
+        """What norms of gradients have decided at a barrier, or that there is one because of them; None: neither."""
+        moment, wall, before = DecisionMoment(record.start), self._clock.wall(), self._log.frozen_before
+        if self._log.deciding and record.frozen > before:
+            reason = f"norms of gradients; {before} layers were frozen before"
+            return FreezeDecision(moment, "freeze", record.frozen, "norms", reason, wall)
+        if self._log.is_for_norms(record):
+            reason = f"norms of gradients decide here, and {record.frozen} layers stay frozen"
+            return BarrierDecision(moment, "barrier", "norms", reason, wall)
+        return None
+
     def _log_members(self, record: SegmentRecord) -> None:
         for vw, squares in self._log.deciding.items():
             self._history.norms(clock=record.start, vw=vw, layers=list(squares), squares=list(squares.values()))
-        if self._log.deciding and record.frozen > self._log.frozen_before:
-            append_decision(
-                Path(self._run_dir),
-                FreezeDecision(
-                    DecisionMoment(record.start),
-                    "freeze",
-                    record.frozen,
-                    "norms",
-                    f"norms of gradients; {self._log.frozen_before} layers were frozen before",
-                    self._clock.wall(),
-                ),
-            )
+        by_norms = self._decided_by_norms(record)
+        if by_norms is not None:
+            append_decision(Path(self._run_dir), by_norms)
         if record.frozen:
             self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
         for member in record.left:

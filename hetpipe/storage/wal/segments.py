@@ -27,7 +27,7 @@ class TornTail:
 
     def __str__(self) -> str:
         """Describe as one sentence."""
-        return f"the last {self.num_bytes} bytes of {self.path} are not a complete record and are truncated"
+        return f"the last {self.num_bytes} bytes of {self.path} are not a complete record and are ignored"
 
 
 @dataclass(frozen=True, slots=True)

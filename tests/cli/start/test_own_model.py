@@ -71,6 +71,16 @@ def test_the_task_of_a_folder_is_that_of_its_configuration(architecture: str, ta
     assert written["model"]["args"]["pretrained_model_name_or_path"] == str(tmp_path / "model")
 
 
+def test_a_folder_without_a_tokenizer_is_noticed(tmp_path: Path) -> None:
+    saved(tmp_path / "model", architectures=["BertForSequenceClassification"])
+    words = f"{tmp_path / 'model'} has no tokenizer, which data.py needs; save one there: tokenizer.save_pretrained("
+    assert words in invoke("init", "one", "--from", "hf:model").output.replace("\n", "")
+    (tmp_path / "model" / "tokenizer.json").touch()
+    assert "tokenizer" not in invoke("init", "two", "--from", "hf:model").output
+    saved(tmp_path / "images", architectures=["ViTForImageClassification"])
+    assert "tokenizer" not in invoke("init", "three", "--from", "hf:images").output
+
+
 def test_names_of_folders_are_quoted(tmp_path: Path) -> None:
     folder = saved(tmp_path / 'it\'s "quoted" """: {x} #', architectures=["BertForMaskedLM"])
     written = model_files(f"hf:{folder.name}", None, tmp_path)

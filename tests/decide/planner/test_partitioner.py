@@ -403,7 +403,7 @@ def test_no_stage_ends_at_a_forbidden_cut_and_too_few_cuts_are_refused_with_reas
 
     assert [stage.last for stage in found.stages] == [2, 4]
     assert refusal(profile, FOUR_TYPES, ids("v/0", "v/1", "v/2"), MemoryModel(), "auto") == (
-        "3 stages cannot share a model that can be cut into 2 at most: no cut before block1 and at 1 more place: "
+        "the model can be cut into at most 2 stages, not 3: no cut before block1 and at 1 more place: "
         "buffer b is written before it and used after it; no cut before x … y (3 places): it is recomputed; use at "
         "most 2 devices per virtual worker"
     )

@@ -66,7 +66,9 @@ def test_several_virtual_workers_are_refused() -> None:
     two = tuple((DeviceId(f"n{node}/0"),) for node in (0, 1))
     jobs = jobs_for(chain([1.0] * 4), PAPER_CLUSTER, replace(ALONE, allocation="explicit", workers=two))
 
-    with pytest.raises(PlanError, match="without parameter servers there is one virtual worker, and this makes 2"):
+    with pytest.raises(
+        PlanError, match="without parameter servers a job has one virtual worker, and this allocation has 2"
+    ):
         explicit(jobs)
 
 
@@ -83,7 +85,7 @@ def test_the_document() -> None:
     assert (plan.has_shards, plan.shards, plan.placement) == (False, (), {})
     assert document_of(PlanDocument, to_plain(plan), what="plan") == plan
     (np,) = [one for one in plan.alternatives if one.name == "NP"]
-    assert "there is one virtual worker, and this makes 2" in np.reason
+    assert "a job has one virtual worker, and this allocation has 2" in np.reason
 
 
 def test_two_tensors_less() -> None:

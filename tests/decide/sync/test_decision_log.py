@@ -72,13 +72,13 @@ class TestDecisionLog:
         assert log.published == -1
         assert log.join(VW[1], LIFE, StageIndex(0))[0] == PublishRecord(2, Clock(0), (Clock(0),))
 
-    def test_the_first_whole_set_of_first_weights_counts(self) -> None:
+    def test_the_first_whole_set_of_initial_weights_counts(self) -> None:
         log = DecisionLog(SCENARIO.log_config())
         log.initialized(VW[0], LIFE, StageIndex(0))
         assert log.initialized(VW[1], LIFE, StageIndex(0)) == [InitializeRecord(1, Clock(0), VW[1], LIFE)]
         assert not log.initialized(VW[0], LIFE, StageIndex(1))
 
-    def test_nothing_is_staged_before_the_first_weights_are_published(self) -> None:
+    def test_nothing_is_staged_before_the_initial_weights_are_published(self) -> None:
         log = DecisionLog(SCENARIO.log_config())
         with pytest.raises(WaveOutOfOrder):
             log.staged(VW[0], LIFE, Wave(0), StageIndex(0), (), segment=log.segment.start)

@@ -104,7 +104,7 @@ class TestNewcomers:
         log.join(VW[1], Incarnation(1), StageIndex(0))
         assert "join" in log.segment.reasons
 
-    def test_a_second_life_may_make_the_first_weights(self) -> None:
+    def test_a_second_life_may_make_the_initial_weights(self) -> None:
         log = DecisionLog(replace(SCENARIO, num_stages=(1,)).log_config())
         log.evict(VW[0], LIFE)
         log.admit(VW[0], Incarnation(1), 1)

@@ -234,7 +234,7 @@ class TestEviction:
             if wave == 0:
                 shard.segment(1, {0: 0, 1: 0}, joined=())
 
-    def test_first_weights_of_somebody_else_are_forgotten(self) -> None:
+    def test_initial_weights_of_somebody_else_are_forgotten(self) -> None:
         """A second worker sent some, because it took the first one for dead."""
         shard = Follower()
         shard.push(0, None)
@@ -271,7 +271,7 @@ class TestBarrier:
             Close(Clock(3)),
         ]
 
-    def test_a_barrier_drops_no_first_weights(self) -> None:
+    def test_a_barrier_drops_no_initial_weights(self) -> None:
         shard = Follower()
         shard.push(0, None)
         assert shard.follow(BarrierRecord, Clock(1), "stop", 0) == []
@@ -298,7 +298,7 @@ class TestSegments:
             shard.state.admit(replace(before, requester=newer.requester))
         assert shard.push(0, 0) is Admission.DUPLICATE, "who was there before may repeat what it sent then"
 
-    def test_first_weights_of_an_older_life_come_too_late(self) -> None:
+    def test_initial_weights_of_an_older_life_come_too_late(self) -> None:
         shard = Follower()
         header = push_header(SCENARIO, 0, 0, 0, None)
         newer = replace(header, requester=replace(header.requester, incarnation=Incarnation(1)))

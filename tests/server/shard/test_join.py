@@ -34,7 +34,7 @@ def test_an_address_may_change_and_is_not_forgotten() -> None:
         assert clock.join(requester(0, 1)).link == heard
 
 
-def test_the_lowest_that_is_to_come_makes_the_first_weights() -> None:
+def test_the_lowest_that_is_to_come_makes_the_initial_weights() -> None:
     clock = OneShard(shard_config((), stages=(1, 1, 1))).clock
 
     def makers() -> list[int]:

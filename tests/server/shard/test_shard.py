@@ -209,7 +209,7 @@ class TestNonFinite:
             one.report(requester(vw), 0)
         assert torch.equal(one.pull(1)[1], ones(2.0, dtype=dtype)[1])
 
-    def test_first_weights_too(self) -> None:
+    def test_initial_weights_too(self) -> None:
         one = OneShard(shard_config(slices_of(SIZES)))
         with pytest.raises(NonFiniteUpdate, match="initial weights of stage 0"):
             one.push(requester(), None, ones(float("nan")))
@@ -383,7 +383,7 @@ class TestEviction:
 
         assert one.buffers[0] == 1
 
-    def test_unfinished_first_weights_of_a_life_that_ended_keep_no_buffer(self) -> None:
+    def test_unfinished_initial_weights_of_a_life_that_ended_keep_no_buffer(self) -> None:
         """No record tells of the end of who was no member yet."""
         one = OneShard(shard_config(slices_of(SIZES)))
         unfinished = one.shard.begin_push(push_header(requester(), None, one.headers))

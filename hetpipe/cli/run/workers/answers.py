@@ -26,7 +26,7 @@ _STATE_TEXTS = {
 def one_by_one(
     vws: Sequence[int], request: Callable[[int], Sequence[WorkerStatus]], output: Output
 ) -> list[WorkerStatus]:
-    """Make the request for each. If one is rejected, print the results of the previous ones, which were accepted."""
+    """Send a request for each. If one is rejected, print the results of those accepted before it."""
     statuses: list[WorkerStatus] = []
     try:
         for vw in vws:

@@ -1,4 +1,4 @@
-"""The job's key `init_from`: the first weights of a run from a run, a checkpoint or a safetensors file.
+"""The job's key `init_from`: the initial weights of a run from a run, a checkpoint or a safetensors file.
 
 Weights and buffers only: the optimizer, the clock and the ledger of samples begin anew. Strict: every tensor of the
 model is in the source, with its shape, and nothing else is.
@@ -22,7 +22,7 @@ from hetpipe.values.storage_url import is_url
 _MAX_NAMED = 5
 
 
-def load_first_weights(model: nn.Module, source: str, folder: Path) -> None:
+def load_initial_weights(model: nn.Module, source: str, folder: Path) -> None:
     """Load the weights of `source` into `model`; draws no random numbers.
 
     Args:

@@ -13,7 +13,7 @@ from torch import nn
 from hetpipe.checkpoint.export import export_weights, read_trained_state
 from hetpipe.errors import UserError
 from hetpipe.pipeline.callables import build_model
-from hetpipe.pipeline.first_weights import load_first_weights
+from hetpipe.pipeline.initial_weights import load_initial_weights
 from tests.cli.fakes import small_job
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "0.1-finished"
@@ -58,7 +58,7 @@ def test_a_run_one_of_its_checkpoints_and_its_export_are_the_same(tmp_path: Path
     assert load_file(tmp_path / "model.safetensors").keys() == trained.tensors.keys()
     for source in (str(RECORDED), trained.checkpoint, "model.safetensors"):
         model = model_of_the_recorded_run()
-        load_first_weights(model, source, tmp_path)
+        load_initial_weights(model, source, tmp_path)
         assert equal(model, trained.tensors), source
 
 

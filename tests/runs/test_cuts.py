@@ -1,0 +1,95 @@
+"""How virtual workers were cut over time, from what a run leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.runs.cuts import CutChange, read_cuts
+from hetpipe.server.decisions_file import append_decision
+from hetpipe.values.decisions import DecisionMoment, MoveDecision, MoveJudgement
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from tests.ui import folders
+
+
+def decision(clock: int, vw: int, *stages: int, version: int = 1, gain: float | None = 0.5) -> MoveDecision:
+    at, of = DecisionMoment(Clock(clock)), VirtualWorkerIndex(vw)
+    return MoveDecision(at, "move", of, stages, version, "straggler", "stage 0 is slow", gain, 1.0)
+
+
+def slower_by(path: Path, vw: int, factor: float, upto: int) -> None:
+    """The first waves of a virtual worker take longer; otherwise they take 0.1 s of four minibatches each."""
+    lines, t = [], 100.0
+    for wave in range(40):
+        t += 0.1 * (factor if wave < upto else 1.0)
+        lines.append(json.dumps({**json.loads(folders.wave_line(vw, wave)), "t": t}))
+    (path / "metrics" / f"vw-{vw}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def run_of(tmp_path: Path, *script: dict[str, Any]) -> Path:
+    path = folders.run_in(tmp_path, "moved")
+    folders.planned(path)
+    folders.trained(path)
+    job = json.loads((path / "job.json").read_text())
+    (path / "job.json").write_text(json.dumps({**job, "elastic": {"script": list(script)}}))
+    return path
+
+
+def test_a_move_has_the_rates_on_both_sides(tmp_path: Path) -> None:
+    path = run_of(tmp_path)
+    slower_by(path, 1, 2.0, upto=20)
+    append_decision(path, decision(20, 1, 3, 1))
+    append_decision(path, MoveJudgement("judge", VirtualWorkerIndex(1), 1, 0.9, "it takes 5 ms", 2.0))
+    (cut,) = read_cuts(path)
+    assert [cut.before, cut.since] == pytest.approx([20.0, 40.0])
+    assert cut.measured_gain == pytest.approx(1.0)
+    assert str(cut) == (
+        "clock 20: virtual worker 1 is cut 3-1, by straggler; 20.0 minibatches/s before, 40.0 since (+100 %), "
+        "predicted +50 %"
+    )
+    assert (cut.reason, cut.judgement) == ("stage 0 is slow", "it takes 5 ms")
+
+
+def test_lines_of_the_script_count_once_they_are_reached(tmp_path: Path) -> None:
+    path = run_of(
+        tmp_path,
+        {"at": {"clock": 4}, "do": "move", "vw": 0, "stages": [3, 1]},
+        {"at": {"clock": 6}, "do": "memory", "vw": 0, "layers": [0], "policy": "recompute"},
+        {"at": {"clock": 9}, "do": "add", "vw": 1, "stages": [1, 3]},
+        {"at": {"clock": 9}, "do": "drop", "vw": 0},
+        {"at": {"clock": 40}, "do": "move", "vw": 0, "stages": [2, 2]},
+        {"at": 3},
+    )
+    found = read_cuts(path)
+    assert [(cut.clock, cut.vw, cut.stages, cut.by) for cut in found] == [
+        (4, 0, (3, 1), "script"),
+        (9, 1, (1, 3), "script"),
+    ]
+    assert all(cut.before == pytest.approx(40.0) and cut.since == pytest.approx(40.0) for cut in found)
+
+
+def test_rates_end_at_the_next_cut_and_one_wave_is_no_rate(tmp_path: Path) -> None:
+    path = run_of(tmp_path)
+    slower_by(path, 0, 4.0, upto=12)
+    for clock, stages, version in ((10, (3, 1), 1), (12, (2, 2), 2), (39, (1, 3), 3)):
+        append_decision(path, decision(clock, 0, *stages, version=version, gain=None))
+    first, second, last = read_cuts(path)
+    assert [first.before, first.since, second.before, second.since] == pytest.approx([10.0, 10.0, 10.0, 40.0])
+    assert (last.since, last.measured_gain, last.gain_text) == (None, None, "")
+
+
+def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
+    assert read_cuts(tmp_path) == ()
+    path = run_of(tmp_path)
+    (path / "job.json").write_text("[")
+    (path / "decisions.jsonl").write_text("{}\n")
+    assert read_cuts(path) == ()
+
+
+def test_the_object_has_the_gain() -> None:
+    cut = CutChange(3, 0, (1, 3), "script", before=10.0, since=15.0)
+    assert cut.to_json()["measured_gain"] == 0.5
+    assert cut.to_json()["stages"] == (1, 3)
