@@ -85,6 +85,10 @@ class FreezeSection(Section):
         str | None, BeforeValidator(_as_text, json_schema_input_type=float | str | None), AfterValidator(_inside)
     ] = Field(default=None, examples=["1/3"])
     """α, above 0 and below 1: the part of the trained layers that may freeze at once. As a fraction it is exact."""
+    recut: bool = False
+    """Where layers freeze while the job trains, layers move between the stages of each virtual worker, so that the
+    slowest one has least to do.
+    """
     mode: FreezeMode = "eval"
     """Training flags of frozen layers: `eval`, those of an evaluation, so that dropout does not draw and BatchNorm
     neither uses nor changes the statistics of minibatches; or `train`, as before.

@@ -451,6 +451,12 @@ def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) ->
         yield Problem(
             ("freeze", "alpha"), f"lets the norms of gradients decide, but `{other}` does; remove one of them"
         )
+    if freeze.recut and elastic.script:
+        yield Problem(
+            ("freeze", "recut"),
+            "moves layers where others freeze, but `elastic.script` decides all changes of a run; remove it, and write "
+            "the moves as lines `{at: {clock: …}, do: move, …}` of the script",
+        )
     for number, line in enumerate(elastic.script):
         if isinstance(line, FreezeLine) and line.layers <= freeze.layers:
             yield Problem(

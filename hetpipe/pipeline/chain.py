@@ -154,7 +154,7 @@ def chain_of(model: nn.Module, *, precision: Precision = "fp32") -> tuple[Layer,
             if owner.setdefault(name, index) != index:
                 raise CallableError(
                     f"parameter {name} belongs to layers {owner[name]} and {index}: tied weights across layers are not "
-                    "supported; put both uses into one layer"
+                    "supported; put both uses into one layer, or remove layers(), and the model is cut by its forward"
                 )
             (parameters if parameter.requires_grad else frozen)[local] = name
         buffers = {

@@ -24,9 +24,19 @@ from hetpipe.values.precision import Precision
 
 
 def defines_layers(model: nn.Module) -> bool:
-    """Whether the model defines its layers."""
+    """Whether the model defines its layers: by a method `layers()`, or as an `nn.Sequential`.
+
+    A sequential model with a forward of its own, or whose entries share a parameter, is cut by its forward instead.
+    """
     layers = getattr(model, "layers", None)
-    return isinstance(model, nn.Sequential) or (callable(layers) and not isinstance(layers, nn.Module))
+    if callable(layers) and not isinstance(layers, nn.Module):
+        return True
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward and not _has_ties(model)
+
+
+def _has_ties(model: nn.Sequential) -> bool:
+    used = [{id(parameter) for parameter in entry.parameters()} for entry in model]
+    return sum(map(len, used)) > len(set().union(*used))
 
 
 def layers_of(

@@ -74,6 +74,8 @@ class RunRequest:
     """The code, for nodes that do not have it below `import_path`."""
     remarks: tuple[str, ...] = ()
     """Remarks displayed before the run begins."""
+    resumed_by: str = ""
+    """The command that resumes the run, without `--resume`; empty: `hetpipe train`, or `submit` on a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,7 @@ class Training:
         self._folder.write_record(self._record)
         for remark in self._request.remarks:
             self._view.say(remark)
-        if remark := planning_remark(self._request.job):
+        for remark in filter(None, (planning_remark(self._request.job), metrics_remark(self._request.job))):
             self._view.say(remark)
         try:
             ending = self._on_cluster() if self._request.coordinator is not None else self._on_this_machine()
@@ -419,7 +421,9 @@ class Training:
         )
         if not broke_off or not resumable:
             return ending.sentences
-        command = resume_command(self._folder.path, self._shell.current, self._request.coordinator)
+        command = resume_command(
+            self._folder.path, self._shell.current, self._request.coordinator, self._request.resumed_by
+        )
         hint = f"resume with: {command}"
         return (*ending.sentences[:-1], f"{ending.sentences[-1]}; {hint}")
 
@@ -487,17 +491,27 @@ def hand_in(request: RunRequest, folder: RunFolder, client: CoordinatorPort, she
     return job_id
 
 
-def resume_command(run_dir: Path, current: Path, coordinator: str | None) -> str:
+def resume_command(run_dir: Path, current: Path, coordinator: str | None, resumed_by: str = "") -> str:
     """The command that resumes a run, for use in `current`.
 
     Args:
         run_dir: its folder.
         current: the folder that displayed paths are relative to.
         coordinator: `HOST:PORT` of its cluster; None: on this machine.
+        resumed_by: as in `RunRequest`.
     """
+    if resumed_by:
+        return f"{resumed_by} --resume {shown_path(run_dir, current)}"
     if coordinator:
         return f"hetpipe submit --resume {shown_path(run_dir, current)} --coordinator {coordinator}"
     return f"hetpipe train --resume {shown_path(run_dir, current)}"
+
+
+def metrics_remark(job: Job) -> str:
+    """What becomes of metrics that nothing is evaluated by; empty if there are none."""
+    if not job.metrics or job.data.eval is not None:
+        return ""
+    return f"{', '.join(job.metrics)}: metrics are of evaluations, which need `data.eval`; this run makes none"
 
 
 def planning_remark(job: Job) -> str:

@@ -34,7 +34,7 @@ class MoveDecision:
     version: int
     """The plan version that it has made."""
     by: Name
-    """What decided it: `straggler`, or `operator`."""
+    """What decided it: `straggler`, `operator`, or `freeze`."""
     reason: Sentence
     predicted_gain: float | None
     """Speed-up of the job that was expected, as a fraction; None: not predicted."""

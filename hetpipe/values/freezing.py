@@ -13,7 +13,7 @@ from math import floor
 from typing import Annotated, Literal
 
 from hetpipe.values.bounds import COUNT, Count
-from hetpipe.values.ids import Clock
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 
 #: The training flags of frozen layers: those of evaluation, or those of training.
 FreezeMode = Literal["eval", "train"]
@@ -53,6 +53,17 @@ class FrozenSince:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezeCut:
+    """How a virtual worker is cut while so many layers are frozen."""
+
+    frozen: int
+    """F, of those that ties allow."""
+    vw: VirtualWorkerIndex
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+
+
+@dataclass(frozen=True, slots=True)
 class Freezing:
     """The rule by which the layers of a run freeze."""
 
@@ -66,6 +77,8 @@ class Freezing:
     """α, a fraction between 0 and 1, where the norms of gradients decide; None: they do not."""
     every_waves: int | None = None
     """They decide at each barrier whose clock is a multiple of it; None: at the ends of passes over the data."""
+    cuts: tuple[FreezeCut, ...] = ()
+    """The cuts of virtual workers from the barrier on at which F becomes that of the cut; without one layers stay."""
 
     def allowed(self, frozen: int) -> int:
         """The largest F up to `frozen` that ties allow.

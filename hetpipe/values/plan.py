@@ -25,6 +25,7 @@ from hetpipe.values.bounds import (
     Seconds,
     Sentence,
 )
+from hetpipe.values.freezing import FreezeCut
 from hetpipe.values.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
@@ -236,6 +237,8 @@ class Plan:
     """Of the file in the run's folder from which stages build the model; empty: each stage derives its layers."""
     freeze_levels: tuple[int, ...] = ()
     """`Freezing.levels` of the model; empty for a job that freezes nothing."""
+    freeze_cuts: tuple[FreezeCut, ...] = ()
+    """`Freezing.cuts`; empty where layers stay where they are (`freeze.recut`)."""
 
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""

@@ -203,7 +203,7 @@ class PlanMove:
     bounds: tuple[int, ...]
     """Stage k has the layers [bounds[k], bounds[k + 1])."""
     by: Name
-    """What decided it: `straggler`, or `operator`."""
+    """What decided it: `straggler`, `operator`, or `freeze`."""
     reason: Sentence
     """Why, as a sentence."""
     predicted_gain: float | None = None

@@ -31,6 +31,13 @@ def test_alpha_is_an_exact_fraction(given: object, exact: Fraction) -> None:
     assert section.alpha is not None and Fraction(section.alpha) == exact
 
 
+def test_a_script_decides_the_moves_as_well() -> None:
+    script = {"script": [{"at": {"clock": 2}, "do": "freeze", "layers": 1}]}
+    with pytest.raises(JobError, match=r"freeze.recut: moves layers where others freeze, but `elastic.script`"):
+        job({"recut": True}, elastic=script)
+    assert job({"recut": True, "layers": 1}).freeze.recut
+
+
 @pytest.mark.parametrize(
     ("freeze", "words"),
     [

@@ -93,9 +93,36 @@ def mixed_reentrant() -> nn.Module:
     return Mixed(use_reentrant=True)
 
 
+def tied_entries() -> nn.Module:
+    """A chain but for a weight that two of its entries share."""
+    tied = nn.Linear(32, 32)
+    entries = (nn.Flatten(), nn.Linear(3 * 32 * 32, 32), tied, nn.Tanh(), nn.Linear(32, 32), tied)
+    return nn.Sequential(*entries, nn.Dropout(0.2), nn.Linear(32, zoo.CLASSES))
+
+
+class Averaged(nn.Sequential):
+    """A chain but for what its own forward does before and between the entries."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        first, second, last = self
+        value = first(image.mean((1, 2)))
+        result: Tensor = last(value + second(value))
+        return result
+
+
+def averaged() -> nn.Module:
+    return Averaged(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, zoo.CLASSES))
+
+
 @pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("weights", policies_where(lambda policy: policy.predicts is None))
-@pytest.mark.parametrize("name", ["mixed"])
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        *(("mixed", weights) for weights in policies_where(lambda policy: policy.predicts is None)),
+        ("tied_entries", "wave"),
+        ("averaged", "wave"),
+    ],
+)
 def test_ties_train_to_the_bits_of_the_reference_under_every_policy_that_splits_them(
     name: str, weights: WeightPolicy, stages: int, tmp_path: Path
 ) -> None:

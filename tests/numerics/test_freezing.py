@@ -19,6 +19,7 @@ from hetpipe.decide.elastic.script import script_of
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import FreezeLine
 from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values.decisions import MoveDecision
 from hetpipe.values.ids import Clock
 from hetpipe.values.policies import POLICIES
 from tests import models
@@ -323,3 +324,69 @@ def test_norms_of_gradients_decide_what_freezes(what: Case, tmp_path: Path) -> N
     script = script_of(read_decisions(tmp_path))
     lines = tuple((line.at.clock, line.layers) for line in script if isinstance(line, FreezeLine))
     assert lines == tuple((b, found[b]) for a, b in itertools.pairwise(found) if found[b] > found[a])
+
+
+def cuts_in_force(folder: Path) -> dict[int, dict[int, tuple[int, ...]]]:
+    """Clock → virtual worker → layers of each stage, of all plan versions but the first ones."""
+    found: dict[int, dict[int, tuple[int, ...]]] = {}
+    for line in decisions(folder, "plan"):
+        if line["version"]:
+            counts = tuple(b - a for a, b in itertools.pairwise(line["bounds"]))
+            found.setdefault(line["clock"], {})[line["vw"]] = counts
+    return found
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        Case(
+            stages=[[1, 1, 3], [2, 3]],
+            wave=3,
+            batch_size=6,
+            epochs=4,
+            weights="stash",
+            optimizer=dict(ADAMW),
+            freeze={**SCHEDULE, "recut": True},
+        ),
+        Case(
+            workers=1,
+            stages=[[1, 1, 3]],
+            wave=3,
+            batch_size=6,
+            epochs=4,
+            kind="none",
+            max_norm=0.5,
+            clip="stage",
+            optimizer=dict(MOMENTUM),
+            freeze={**SCHEDULE, "recut": True},
+        ),
+        Case(
+            stages=[[2, 3]] * 2,
+            wave=2,
+            batch_size=6,
+            epochs=4,
+            kind="allreduce",
+            weights="flush",
+            freeze={**SCHEDULE, "recut": True},
+        ),
+    ],
+    ids=["workers", "one", "replicas"],
+)
+def test_layers_move_where_others_freeze(what: Case, tmp_path: Path) -> None:
+    """The cuts are those of the clock shard's history; the reference has them from its barriers on."""
+    run(what, tmp_path)
+    plans = cuts_in_force(tmp_path)
+    assert plans, "a model of which the first layers are frozen is cut in another way"
+    lines = list(decisions(tmp_path, "freeze"))
+    first = {line["frozen"]: line["clock"] for line in reversed(lines)}
+    assert set(plans) <= set(first.values()), "at barriers at which more layers freeze, and at no others"
+    if what.kind == "allreduce":
+        assert all(len(set(cuts.values())) == 1 for cuts in plans.values())
+    frozen = {0: 0, **{line["clock"]: line["layers"] for line in lines}}
+    expected = run_reference(what.reference(frozen=frozen, plans=plans))
+    assert_same_bits(trained(tmp_path), expected)
+    moves = [line for line in read_decisions(tmp_path) if isinstance(line, MoveDecision)]
+    assert {(line.at.clock, line.vw, line.stages) for line in moves} == {
+        (clock, vw, counts) for clock, cuts in plans.items() for vw, counts in cuts.items()
+    }
+    assert {line.by for line in moves} == {"freeze"}

@@ -18,7 +18,15 @@ from hetpipe.runs.interrupts import Interrupts
 from hetpipe.runs.outcome import ExitStatus
 from hetpipe.runs.result import TrainResult
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.training import RunEnd, RunRequest, Training, choose_devices, planning_remark
+from hetpipe.runs.training import (
+    RunEnd,
+    RunRequest,
+    Training,
+    choose_devices,
+    metrics_remark,
+    planning_remark,
+    resume_command,
+)
 from hetpipe.server.agent.devices import DeviceOffer
 from hetpipe.values.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
 from tests.checkpoints import write_checkpoint
@@ -344,6 +352,23 @@ def test_a_job_that_is_to_be_planned_gets_every_cpu_this_program_may_use(monkeyp
 )
 def test_what_comes_before_a_run_is_told(job: Job, words: str) -> None:
     assert planning_remark(job) == words
+
+
+def test_metrics_that_nothing_is_evaluated_by() -> None:
+    metrics = {"accuracy": "hetpipe.pipeline.metrics:accuracy"}
+    assert metrics_remark(small_job()) == ""
+    assert metrics_remark(small_job(metrics=metrics)).startswith(
+        "accuracy: metrics are of evaluations, which need `data.eval`"
+    )
+    data = {"train": "tests.models:data32", "eval": "tests.models:data32"}
+    assert metrics_remark(small_job(metrics=metrics, data=data)) == ""
+
+
+def test_what_resumes_a_run() -> None:
+    run, here = Path("/runs/one"), Path("/runs")
+    assert resume_command(run, here, None) == "hetpipe train --resume one"
+    assert resume_command(run, here, "h:1") == "hetpipe submit --resume one --coordinator h:1"
+    assert resume_command(run, here, "h:1", "hetpipe launch --hosts a,b") == "hetpipe launch --hosts a,b --resume one"
 
 
 def test_the_remark_is_shown_first(folder: RunFolder, tmp_path: Path) -> None:

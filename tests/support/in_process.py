@@ -19,7 +19,9 @@ from unittest.mock import patch
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
+from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
+from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.sync.segment import DRAIN, first_progress
@@ -182,7 +184,7 @@ class _Cluster:
         inspect = inspect_once if run.shares_inspection else inspect_job
         report = inspect(run.job, run.import_path, run_folder=run.run_dir)
         count = sum(run.job.num_stages(VirtualWorkerIndex(vw)) for vw in range(run.job.num_workers))
-        devices = tuple(AgentDevice(f"n0/{i}", "cpu", 0, run.device) for i in range(count))
+        devices = tuple(AgentDevice(f"n0/{i}", "cpu", 1 << 34, run.device) for i in range(count))
         agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
         self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
         self.result = InProcessResult(self.plan)
@@ -195,6 +197,7 @@ class _Cluster:
         check_script(run.job, self.plan, data, self._progress, names)
         check_patterns(run.job.memory, names)
         self.plan = with_freeze_levels(self.plan, run.job, report.layers, self._progress)
+        self.plan = with_freeze_cuts(PlannedRun(run.job, self.plan, model=report), [agent]).plan
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]

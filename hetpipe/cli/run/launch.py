@@ -109,7 +109,8 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         ) as supervisor:
             address = supervisor.start()
             shell = replace(shell, tls=tls.folder(Role.OPERATOR, "launch"))
-            return follow(replace(request, coordinator=address), folder, output, shell)
+            again = shlex.join(["hetpipe", "launch", "--hosts", options.hosts])
+            return follow(replace(request, coordinator=address, resumed_by=again), folder, output, shell)
     finally:
         shutil.rmtree(folder.path / _CERTIFICATES, ignore_errors=True)  # of no further use
 

@@ -471,7 +471,11 @@ class Repartitions:
         return []
 
     def _follow_cuts(self, lives: VirtualWorkers, clocks: ClockSnapshot) -> None:
-        """Measure the stages by the cuts that are in force, whatever has changed them."""
+        """Measure the stages by the cuts and the frozen layers that are in force, whatever has changed them."""
+        frozen_layers = clocks.frozen[-1].layers if clocks.frozen else 0
+        if self._basis is not None and self._basis.frozen_layers != frozen_layers:
+            self._basis = replace(self._basis, frozen_layers=frozen_layers)
+            self._cuts = dict.fromkeys(self._cuts, ())
         for worker in lives.plan.virtual_workers:
             if self._cuts[worker.index] == worker.bounds:
                 continue

@@ -23,6 +23,7 @@ from hetpipe.decide.planner.partition import layer_cost
 from hetpipe.errors import HetpipeError
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster, LinkSpec, node_of
+from hetpipe.values.freezing import FreezeCut
 from hetpipe.values.ids import AgentId, DeviceId, LayerIndex, VirtualWorkerIndex
 from hetpipe.values.plan import LayerReport, Plan, StagePlan, TensorSpec, VirtualWorkerPlan
 from hetpipe.values.profile import LayerProfile, Profile
@@ -46,6 +47,8 @@ class Basis:
     memory: MemoryModel
     is_forecast: bool
     """Whether the times of the profile are those used for the plan."""
+    frozen_layers: int = 0
+    """The first so many layers are frozen."""
     per_wave: Mapping[VirtualWorkerIndex, int] = field(default_factory=dict)
     """N_v of the first virtual workers; empty: that of `memory`, the same for all."""
 
@@ -56,6 +59,11 @@ class Basis:
     def of(self, worker: VirtualWorkerPlan) -> Basis:
         """A copy with the memory for N_v."""
         return replace(self, memory=replace(self.memory, minibatches_per_wave=self.num_in_wave(worker)))
+
+    @property
+    def costs(self) -> Costs:
+        """The profile on the cluster."""
+        return Costs(self.profile, self.cluster, self.frozen_layers)
 
     def knows(self, worker: VirtualWorkerPlan) -> bool:
         """Whether all devices of a virtual worker are described."""
@@ -147,7 +155,7 @@ def basis_of_others(run: PlannedRun, agents: Sequence[AgentInfo]) -> Basis | Non
 
 def expected(basis: Basis, worker: VirtualWorkerPlan) -> tuple[Expected, ...]:
     """The reference of each stage of a virtual worker, before anything is measured."""
-    costs = Costs(basis.profile, basis.cluster)
+    costs = basis.costs
     found = []
     for stage in worker.stages:
         kind = basis.kind(stage)
@@ -212,9 +220,77 @@ def best_cut(basis: Basis, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...]
     return _best_cut(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
 
 
+def with_freeze_cuts(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRun:
+    """The run with the cuts for its frozen layers, if its job asks for them and its devices are known."""
+    basis = basis_if_known(run, agents) if run.job.freeze.recut and run.plan.freeze_levels else None
+    if basis is None:
+        return run
+    plan, alike = run.plan, run.job.sync.traits.averages_gradients
+    cuts = freeze_cuts(basis, plan.virtual_workers, plan.freeze_levels, alike=alike)
+    return replace(run, plan=replace(plan, freeze_cuts=cuts))
+
+
+def freeze_cuts(
+    basis: Basis, workers: Sequence[VirtualWorkerPlan], levels: Sequence[int], *, alike: bool
+) -> tuple[FreezeCut, ...]:
+    """The best cuts of all virtual workers for each number of frozen layers; the last one stays where it is as good.
+
+    Args:
+        basis: data on layers and devices.
+        workers: as planned, in index order.
+        levels: `Freezing.levels`.
+        alike: whether all are to be cut alike.
+    """
+    found: list[FreezeCut] = []
+    last = [worker.stages for worker in workers]
+    for frozen in sorted({levels.index(level) for level in levels} - {0}):
+        at = replace(basis, frozen_layers=levels[frozen])
+        of_each = [at.of(worker) for worker in workers]
+        best = [best_cut(one, stages) or stages for one, stages in zip(of_each, last, strict=True)]
+        if alike:
+            best = [_with_cut_of(_best_of_all(of_each, [*last, *best], last), stages) for stages in last]
+        else:
+            best = [
+                new if _rate_of(one, new) > _rate_of(one, old) else old
+                for one, new, old in zip(of_each, best, last, strict=True)
+            ]
+        last = [tuple(stages) for stages in best]
+        found += [
+            FreezeCut(frozen, worker.index, replace(worker, stages=stages).bounds)
+            for worker, stages in zip(workers, last, strict=True)
+        ]
+    return tuple(found)
+
+
+def _best_of_all(
+    bases: Sequence[Basis], cuts: Sequence[Sequence[StagePlan]], workers: Sequence[Sequence[StagePlan]]
+) -> Sequence[StagePlan]:
+    """Of these cuts the first with which the slowest virtual worker is fastest, among those that fit on all."""
+
+    def slowest(cut: Sequence[StagePlan]) -> float:
+        stages = [_with_cut_of(cut, of) for of in workers]
+        if not all(fits(basis, each) for basis, each in zip(bases, stages, strict=True)):
+            return -1.0
+        return min(_rate_of(basis, each) for basis, each in zip(bases, stages, strict=True))
+
+    return max(cuts, key=slowest)
+
+
+def _with_cut_of(cut: Sequence[StagePlan], stages: Sequence[StagePlan]) -> tuple[StagePlan, ...]:
+    return tuple(
+        replace(stage, first_layer=of.first_layer, last_layer=of.last_layer, memory=())
+        for stage, of in zip(stages, cut, strict=True)
+    )
+
+
+def _rate_of(basis: Basis, stages: Sequence[StagePlan]) -> float:
+    """Minibatches per second of a virtual worker with these stages, as far as they are known."""
+    return _rate(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
+
+
 def fits(basis: Basis, stages: Sequence[StagePlan]) -> bool:
     """Whether each device has enough memory for its stage."""
-    costs = Costs(basis.profile, basis.cluster)
+    costs = basis.costs
     return all(
         costs.stage_bytes(stage.first_layer, stage.last_layer, stage=index, num_stages=len(stages), memory=basis.memory)
         <= costs.memory_bytes[basis.kind(stage)]
@@ -319,7 +395,7 @@ def _rate(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> float:
 def _measured(basis: Basis, worker: VirtualWorkerPlan, slowness: Sequence[float], healthy: Sequence[float]) -> Costs:
     """Costs from measurements; see `_by_place`."""
     owners = [index for index, stage in enumerate(worker.stages) for _ in range(stage.first_layer, stage.last_layer)]
-    costs = Costs(basis.profile, basis.cluster)
+    costs = basis.costs
     kinds = [basis.kind(stage) for stage in worker.stages]
     known = [
         costs.compute_ticks(kind, stage.first_layer, stage.last_layer) / _TICKS_PER_SECOND
@@ -354,7 +430,7 @@ def _by_place(basis: Basis, stages: Sequence[StagePlan], scale: Callable[[int, i
     )
     types = {str(index): basis.cluster.device_types[kind] for index, kind in enumerate(kinds)}
     profile = basis.profile.model_copy(update={"layers": layers, "estimated": ()})
-    return Costs(profile, basis.cluster.model_copy(update={"device_types": types}))
+    return Costs(profile, basis.cluster.model_copy(update={"device_types": types}), basis.frozen_layers)
 
 
 def _memory(job: Job, reserve_bytes: int) -> MemoryModel:

@@ -31,6 +31,7 @@ from hetpipe.values.measurement import Measurement
 from hetpipe.values.plan import ModelReport
 from hetpipe.values.plan_document import LinkSource, PlanDocument, PlannedLink
 from hetpipe.values.profile import Profile
+from hetpipe.values.quantities import bytes_text
 from hetpipe.values.run import AgentInfo, type_of
 
 #: Maximum number of links listed in a message.
@@ -216,7 +217,7 @@ def spec_of(measurement: LinkMeasurement, copies: tuple[CopyMeasurement | None, 
     if bandwidth < LEAST_BANDWIDTH or latency >= LONGEST_LATENCY_SECONDS:
         words = LinkOrigin(measurement.between, "measured").words
         raise UserError(
-            f"the link {words} was measured at {bandwidth:.3g} bytes per second and {latency:.3g} s of latency, which "
+            f"the link {words} was measured at {bytes_text(bandwidth)}/s and {latency:.3g} s of latency, which "
             "is too slow to train over; repair the network, or leave out one of the nodes"
         )
     return LinkSpec(bandwidth_bytes_per_second=_rounded(bandwidth), latency_seconds=_rounded(latency))

@@ -23,8 +23,16 @@ from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.planner.ranking import Predict
-from hetpipe.decide.simulator.documents import costs_of, frozen_plan, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.documents import (
+    costs_of,
+    frozen_plan,
+    schedule_in,
+    simulated_plan,
+    weight_policy,
+    with_cuts,
+)
 from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.plan import SimulatedPlan
 from hetpipe.decide.simulator.prediction import Emulation, predicted, run_forecast
 from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths
 from hetpipe.errors import InfeasiblePlan, PlanError
@@ -237,9 +245,20 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         ),
         chain([first], segments),
         played=_emulation_of(job) if job.cluster.emulate else None,
-        frozen=partial(frozen_plan, document, described.profile, described.cluster),
+        frozen=partial(_frozen_plan, run, document, described),
     )
     return document.model_copy(update={"run": forecast})
+
+
+def _frozen_plan(
+    run: PlannedRun, document: PlanDocument, described: PlanningInputs, frozen_layers: int
+) -> tuple[SimulatedPlan, Costs]:
+    """The plan of a run while layers are frozen, with the cut that it then has, and its costs."""
+    plan, costs = frozen_plan(document, described.profile, described.cluster, frozen_layers)
+    frozen = run.plan.freeze_levels.index(frozen_layers)
+    if frozen_layers == document.frozen_layers:
+        return plan, costs  # it is made for them
+    return with_cuts(plan, {cut.vw: cut.bounds for cut in run.plan.freeze_cuts if cut.frozen == frozen}), costs
 
 
 def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:

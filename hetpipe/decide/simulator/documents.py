@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs, ticks
@@ -105,6 +106,20 @@ def frozen_plan(
     plan = simulated_plan(document, costs_of(document, profile, cluster))
     placed = PlacedParameters(plan.placed.pieces, plan.placed.shards, costs.num_layers, frozen_layers)
     return replace(plan, placed=placed), costs
+
+
+def with_cuts(plan: SimulatedPlan, bounds: Mapping[int, Sequence[int]]) -> SimulatedPlan:
+    """The plan with other cuts of some virtual workers, which keep everything for their backwards."""
+    workers = [
+        tuple(
+            replace(stage, first=first, last=last, memory=(), policy_ticks=0)
+            for stage, (first, last) in zip(stages, pairwise(bounds[vw]), strict=True)
+        )
+        if vw in bounds
+        else stages
+        for vw, stages in enumerate(plan.workers)
+    ]
+    return replace(plan, workers=tuple(workers))
 
 
 def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence[SimulatedStage]]) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def check_options(plan: SimulatedPlan, options: SimulationOptions) -> None:
     if options.jitter_cv < 0:
         raise PlanError(f"the jitter must be at least 0, not {options.jitter_cv}")
     if options.apply_bytes_per_second <= 0:
-        raise PlanError(f"a shard must add faster than {options.apply_bytes_per_second} bytes per second")
+        raise PlanError(f"a shard must add more than 0 bytes per second, not {options.apply_bytes_per_second:g}")
     if options.exchange_seconds < 0:
         raise PlanError(f"an exchange must take at least 0 seconds, not {options.exchange_seconds}")
 

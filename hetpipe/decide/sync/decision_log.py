@@ -954,7 +954,22 @@ class DecisionLog:
         if freezing.decides_at(clock, passed.reasons):
             self.deciding = squares
             frozen = freezing.decided(frozen, list(squares.values()))
+        if frozen > self.progress.frozen and clock > self.config.progress.clock:
+            self._recut(freezing, frozen, clock)
         self.progress = replace(self.progress, frozen=frozen)
+
+    def _recut(self, freezing: Freezing, frozen: int, clock: Clock) -> None:
+        """Change the plans at the barrier at `clock` to the cuts for F, instead of any others decided for it."""
+        for cut in freezing.cuts:
+            known, member = self.plans.get(cut.vw), self.members.get(cut.vw)
+            if cut.frozen != frozen or known is None or cut.bounds == known.bounds or not known.can_become(cut.bounds):
+                continue
+            moved = PlanVersion(known.version + 1, cut.bounds, known.planned)
+            self._set_plan(cut.vw, moved)
+            if member is not None:
+                reason = f"{freezing.levels[frozen]} layers are frozen from there on"
+                move = PlanMove(member.incarnation, cut.bounds, "freeze", reason)
+                self.decided[cut.vw] = DecidedMove(clock, moved.version, move)
 
     def _take_squares(self, member: Member, vw: VirtualWorkerIndex, wave: Wave, squares: Mapping[int, float]) -> None:
         freezing = self.config.freezing

@@ -423,7 +423,7 @@ class VirtualWorkerPlan(_message.Message):
     def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels")
+    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels", "freeze_cuts")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIRTUAL_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +431,7 @@ class Plan(_message.Message):
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FREEZE_LEVELS_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_CUTS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     virtual_workers: _containers.RepeatedCompositeFieldContainer[VirtualWorkerPlan]
@@ -438,7 +439,18 @@ class Plan(_message.Message):
     num_shards: int
     model_digest: str
     freeze_levels: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ...) -> None: ...
+    freeze_cuts: _containers.RepeatedCompositeFieldContainer[FreezeCut]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ..., freeze_cuts: _Optional[_Iterable[_Union[FreezeCut, _Mapping]]] = ...) -> None: ...
+
+class FreezeCut(_message.Message):
+    __slots__ = ("frozen", "vw", "bounds")
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    frozen: int
+    vw: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, frozen: _Optional[int] = ..., vw: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("request_id", "job_json", "run_dir", "import_path", "restore", "rewinds", "has_begun", "model", "code")

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.elastic.freezing import freezing_of, lowered, with_freeze_levels
+from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import (
     check_progress,
@@ -228,6 +229,7 @@ class JobTasks:
         names = [layer.name for layer in model.layers]
         costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
         run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
+        run = with_freeze_cuts(run, task.agents)
         check_script(run.job, run.plan, data, start, names, costs)
         check_script_memory(run, start)
         check_patterns(run.job.memory, names)

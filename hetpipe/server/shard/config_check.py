@@ -143,6 +143,9 @@ def _mistakes_of_freezing(freezing: Freezing | None, progress: Progress) -> Iter
         yield f"α = {freezing.alpha!r:.40}, which must be above 0 and below 1"
     if freezing is not None and freezing.every_waves is not None and not 1 <= freezing.every_waves < MAX_COUNT:
         yield f"norms that decide every {freezing.every_waves} waves"
+    for cut in () if freezing is None else freezing.cuts:
+        if not 0 < cut.frozen < len(levels) or not _is_cut(cut.bounds):
+            yield f"a cut of virtual worker {cut.vw} at {cut.bounds!s:.80} with {cut.frozen} frozen layers"
     if not 0 <= progress.frozen < len(levels):
         yield f"a start with {progress.frozen} frozen layers, of at most {len(levels) - 1}"
 

@@ -141,7 +141,7 @@ def test_what_a_file_states_holds_whatever_was_measured() -> None:
 
 
 def test_a_link_too_slow_for_a_cluster_is_told_by_its_name() -> None:
-    with pytest.raises(UserError, match=r"the link between a and b was measured at 5e\+04 bytes per second"):
+    with pytest.raises(UserError, match=r"the link between a and b was measured at 48.8 KiB/s"):
         known("a b", link("a", "b", 5e4))
 
 

@@ -18,7 +18,7 @@ from hetpipe.decide.sync.records import (
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
 from hetpipe.values import wire
-from hetpipe.values.freezing import FreezeChange, Freezing, FrozenSince
+from hetpipe.values.freezing import FreezeChange, FreezeCut, Freezing, FrozenSince
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
 from hetpipe.values.sync import (
@@ -486,11 +486,12 @@ def commit_all(log: DecisionLog) -> None:
     acknowledge(log)
 
 
-def planned(*changes: PlanChange) -> DecisionLog:
+def planned(*changes: PlanChange, freezing: Freezing | None = None) -> DecisionLog:
     """A log that has started, whose first virtual worker has a known cut and changes of it ahead."""
     first = PlanVersion.following(None, CUT)
     membership = replace(SCENARIO.log_config().membership, plans={VW[0]: first})
-    log = DecisionLog(replace(SCENARIO.log_config(), membership=membership, plan_changes=changes))
+    config = replace(SCENARIO.log_config(), membership=membership, plan_changes=changes, freezing=freezing)
+    log = DecisionLog(config)
     for vw, count in enumerate(SCENARIO.num_stages):
         for stage in range(count):
             log.join(VW[vw], LIFE, StageIndex(stage))
@@ -664,6 +665,24 @@ class TestFrozenLayers:
         restored = DecisionLog.restore(log.config, kept)
         assert frozen(restored) == (1, 2)
         assert restored.snapshot() == log.snapshot()
+
+    def test_layers_move_where_f_becomes_that_of_a_cut(self) -> None:
+        """Not at the start, for which the plan is made; not to another number of stages; the last decision counts."""
+        cuts = tuple(FreezeCut(frozen, VW[0], bounds) for frozen, bounds in ((1, (0, 2, 5)), (2, (0, 4, 5))))
+        changes = (FreezeChange(1, epoch=0), FreezeChange(2, clock=Clock(2)))
+        cuts = (*cuts, FreezeCut(2, VW[0], (0, 1, 2, 5)), FreezeCut(2, VW[1], (0, 5)))
+        log = planned(freezing=Freezing((0, 2, 3, 4), changes, cuts=cuts))
+        assert log.plans[VW[0]].version == 0
+        log.move(VW[0], PlanMove(LIFE, (0, 1, 5), "operator", "an operator asked for it"))
+        while log.progress.clock < 2:
+            commit_all(log)
+        assert frozen(log) == (2, 3)
+        decided = log.decided[VW[0]]
+        assert (log.plans[VW[0]].bounds, decided.clock, decided.move.by) == ((0, 4, 5), 2, "freeze")
+        assert VW[1] not in log.plans, "how it is cut is not known"
+        segment = log.newest_segment
+        assert segment is not None
+        assert [member.moved for member in segment.members] == [True, False]
 
     def test_nothing_freezes_where_the_run_ends(self) -> None:
         log = freezing(FreezeChange(1, clock=Clock(4)))
