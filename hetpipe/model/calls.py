@@ -172,6 +172,8 @@ class Interception(TorchFunctionMode):
         name = name_of(func)
         if not looks_into(name, args):
             self.on_metadata(name, tensors)
+            if name == "set requires_grad" and args[0].requires_grad == args[1]:
+                return None  # of a value that is received, as of any that is no leaf, torch sets not even the same
             return func(*args, **kwargs)
         if func is _iterate:
             return iter(self.on_function(Tensor.unbind, "unbind", args, kwargs, tensors))

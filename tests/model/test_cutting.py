@@ -360,16 +360,56 @@ class Skipping(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_layers_that_are_skipped_at_random_are_cut_only_if_none_can_be(share: float) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_layers_that_are_skipped_at_random_are_cut_before_their_draws(share: float) -> None:
     made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
     subject = Subject(lambda: Skipping(share), made, loss=lambda output: output.square().mean())
     assert not differences(subject.uncut(made), subject.watched(made))
     names = [layer.name for layer in subject.layers]
-    assert (len(names) == 3 + 3 * 10) if share == 0.0 else (names == ["entry", "tanh"])
-    for seed in range(4):
+    layers = [f"layers.{index}" for index in range(10)]
+    assert (len(names) == 3 + 3 * 10) if share == 0.0 else (names == ["entry", "tanh", *layers])
+    for seed in range(5):
         with patch("tests.model.harness.SEED", seed):
             assert_cut_anywhere(subject, made, at_most=4)
+
+
+class SkippingTwice(nn.Module):
+    """LayerDrop in two towers, of which the second reads the first at each layer, and which returns all it has made."""
+
+    def __init__(self, *, returns_all: bool) -> None:
+        super().__init__()
+        self.entry, self.other, self.returns_all = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), returns_all
+        self.first, self.second = (nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)]) for _ in range(2))
+
+    def forward(self, value: Tensor) -> tuple[Tensor, ...]:
+        value = self.entry(value)
+        kept = self.other(value)
+        made: tuple[Tensor, ...] = ()
+        for layer in self.first:
+            draw = torch.rand([])
+            if not (self.training and draw < 0.5):
+                value = layer(value).relu_()
+            made = (*made, value)
+        for layer in self.second:
+            if not (self.training and torch.rand(1).item() < 0.5):
+                kept = layer(kept + value).tanh()
+        return (kept, *made) if self.returns_all else (kept,)
+
+
+@pytest.mark.parametrize("returns_all", [True, False])
+def test_layers_that_are_skipped_in_two_towers(*, returns_all: bool) -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(
+        lambda: SkippingTwice(returns_all=returns_all),
+        made,
+        loss=lambda output: torch.stack([each.square().mean() for each in output]).sum(),
+    )
+    names = [layer.name for layer in subject.layers]
+    first = [f"first.{index}" for index in range(4)]
+    assert names == ["entry", "other", *(first[:2] if returns_all else [*first, "add", "add@1", "add@2"])]
+    for seed in range(8):
+        with patch("tests.model.harness.SEED", seed):
+            assert_cut_anywhere(subject, made)
 
 
 class Collecting(nn.Module):
