@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hetpipe.api import compare as compare
     from hetpipe.api import export as export
     from hetpipe.api import minibatch as minibatch
+    from hetpipe.api import replay as replay
     from hetpipe.api import train as train
     from hetpipe.client import AsyncClient as AsyncClient
     from hetpipe.client import Client as Client
@@ -41,13 +42,14 @@ _HOMES = {
     "minibatch": "hetpipe.api",
     "plan": "hetpipe.planning",
     "profile": "hetpipe.planning",
+    "replay": "hetpipe.api",
     "simulate": "hetpipe.planning",
     "train": "hetpipe.api",
 }
 
 __all__ = [
     "AsyncClient", "Callback", "Client", "HetpipeError", "Job", "Plan", "Run", "check", "compare", "export",
-    "minibatch", "plan", "profile", "simulate", "train",
+    "minibatch", "plan", "profile", "replay", "simulate", "train",
 ]  # fmt: skip
 
 

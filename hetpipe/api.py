@@ -32,10 +32,11 @@ from hetpipe.planning import naming_keywords
 from hetpipe.report.view import CallbackView, LineView, SilentView, View
 from hetpipe.runs.callbacks import Callback, CallbacksView
 from hetpipe.runs.interrupts import Interrupts
+from hetpipe.runs.replay import Replayed, replay_of_run
 from hetpipe.runs.requests import JobSource, given_job, given_run
 from hetpipe.runs.result import LossRange, Staleness, Traffic, TrainResult
 from hetpipe.runs.run import Run
-from hetpipe.runs.run_folder import RUNS
+from hetpipe.runs.run_folder import RUNS, RunFolder
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.training import Training
 from hetpipe.values.document import dotted
@@ -45,7 +46,7 @@ from hetpipe.values.policies import WeightPolicy
 
 __all__ = [
     "Callback", "Comparison", "LossRange", "Progress", "Staleness", "Traffic", "TrainResult", "check", "compare",
-    "export", "minibatch", "train",
+    "export", "minibatch", "replay", "train",
 ]  # fmt: skip
 
 #: The display of `train`: `lines` on standard error, a `live` table there (with rich), `none`, or
@@ -222,6 +223,23 @@ class _Trials:
 
 def _run(run: str | Path | Run | None) -> Run:
     return run if isinstance(run, Run) else Run(run)
+
+
+def replay(run: str | Path | Run | None = None, *, vw: int, p: int) -> Replayed:
+    """The loss and the gradients of one minibatch of a run, computed again in this process, with the same bits.
+
+    On the CPU. Only minibatches whose weights are known can be replayed: the first ones of the run and after each
+    checkpoint. User code is imported from the current folder.
+
+    Args:
+        run: a run or its folder; None: the newest one in `runs/`.
+        vw: virtual worker.
+        p: minibatch, from 1.
+
+    Raises:
+        UserError: the weights of the minibatch are not known; it says which ones are.
+    """
+    return replay_of_run(RunFolder(_run(run).path), Path.cwd(), vw=vw, p=p)
 
 
 def minibatch(

@@ -194,7 +194,18 @@ def test_status_of_the_newest_run() -> None:
     assert invoke("train", "job.yaml", *CLUSTER).exit_code == 0
     status = invoke("status", "--json", coordinator=FakeCoordinator(status=running_status("x")))
     keys = ["run_dir", "state", "job_id", "queue", "processes", "clocks", "global_clock", "workers", "straggler"]
-    keys += ["slow", "rewinds", "conditions", "proof", "evaluations", "speed", "checkpoints"]
+    keys += [
+        "slow",
+        "rewinds",
+        "conditions",
+        "proof",
+        "evaluations",
+        "speed",
+        "frozen",
+        "checkpoints",
+        "pipelines",
+        "cuts",
+    ]
     assert list(last_line(status)) == keys
     for_people = invoke("status", coordinator=FakeCoordinator(status=running_status("x")))
     assert for_people.stdout.startswith("small: running (x)\n")

@@ -18,12 +18,25 @@ def test_no_golden_file_is_left_over() -> None:
 
 
 def test_every_command_of_the_manual_is_there() -> None:
-    running = {"train", "launch", "submit", "status", "clocks", "check", "export", "doctor", "demo", "init", "version"}
+    running = {
+        "train",
+        "launch",
+        "submit",
+        "status",
+        "clocks",
+        "check",
+        "debug",
+        "export",
+        "doctor",
+        "demo",
+        "init",
+        "version",
+    }
     planning = {"profile", "plan", "simulate", "compare", "cluster", "cluster show", "cluster catalogue"}
     drawing = {"render", "render schedule", "render compose", "render k8s", "render redis-acl", "render manifests"}
     drawing.add("render schema")
     containers = {"up", "down", "ps", "logs", "cluster from-k8s"}
-    looking_after = {"top", "ui", "stop", "health", "certs", "certs init", "certs issue"}
+    looking_after = {"top", "ui", "debug", "stop", "health", "certs", "certs init", "certs issue"}
     looking_after |= {"workers", "workers list", "workers drain", "workers add", "workers move"}
     looking_after |= {"repair", "repair store", "repair state"}
     looking_after |= {"serve", *(f"serve {service}" for service in SERVICES)}

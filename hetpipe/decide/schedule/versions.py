@@ -85,6 +85,15 @@ class VersionTable:
         """S of the backward: ⌊i/2⌋ under `spectrain`, else 0."""
         return self.policy.steps_ahead(self.stage, self.num_stages, self.minibatches_per_wave)
 
+    def is_of_the_barrier(self, p: int) -> bool:
+        """Whether minibatch `p` of the segment, from 1, computes with the weights of its barrier, and no prediction.
+
+        >>> [VersionTable("stash", i, 2, 4).is_of_the_barrier(2) for i in range(2)]
+        [True, False]
+        """
+        through = (self.forward_through(p), self.backward_through(p))
+        return through == (0, 0) and not self.forward_steps_ahead(p) and not self.backward_steps_ahead()
+
     def last_user(self, through: int) -> Minibatch:
         """The last minibatch that computes with the weights through `through`, which ends an update.
 

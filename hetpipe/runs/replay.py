@@ -1,0 +1,288 @@
+"""One minibatch of a run again, in this process, with the same bits: `hetpipe debug`, `hetpipe.replay`.
+
+A minibatch can be replayed if its weights are known: those of a barrier that has a checkpoint, or the first ones. These
+are the weights of the first minibatches after the barrier, as many as the weight policy lets compute without an own
+update, and of the first wave at most: a newer published clock needs the wave that the minibatch belongs to. The weights
+of all others exist only in the run, and are refused.
+
+The samples of a committed wave are those of the history: a run that lost a virtual worker has dealt them otherwise than
+an undisturbed one. Of other waves, or without a history, they are those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hetpipe.checkpoint.export import read_checkpoint_state
+from hetpipe.checkpoint.manifest import MANIFEST, read_manifest
+from hetpipe.decide.elastic.script import member_changes, wave_changes
+from hetpipe.decide.schedule.versions import VersionTable
+from hetpipe.decide.sync.division import Block
+from hetpipe.decide.sync.segment import ScriptedChanges, first_progress, planned_segments
+from hetpipe.errors import CheckpointError, UserError
+from hetpipe.job.file import Job
+from hetpipe.observe.clock_curve import clock_shard_file
+from hetpipe.observe.segments import read_lines
+from hetpipe.pipeline.callables import MapDataset, build_model, build_train_data, epoch_order, load_loss
+from hetpipe.pipeline.chain import Layer, chain_of, freeze
+from hetpipe.pipeline.compute import StageCompute
+from hetpipe.pipeline.cuda import use_device
+from hetpipe.pipeline.data import example_of, read_minibatch
+from hetpipe.pipeline.hugging_face import load_strictly
+from hetpipe.pipeline.layering import defines_layers, layers_of, on_output
+from hetpipe.pipeline.seeds import preserved_generators
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.values import wire
+from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.plan import Plan
+from hetpipe.values.policies import POLICIES
+from hetpipe.values.rewinds import run_folders
+from hetpipe.values.storage_url import is_url
+from hetpipe.values.suggest import join_names
+from hetpipe.values.sync import Progress
+
+#: Calls the computation, possibly under a debugger.
+Around = Callable[[Callable[[], "Replayed"]], "Replayed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of the minibatch."""
+
+    loss: float
+    gradients: dict[str, Tensor | None]
+    """Parameter name → gradient before clipping; None if the minibatch did not use the parameter."""
+    indices: tuple[int, ...]
+    """Of its samples in the training data."""
+    clock: int
+    """Of the barrier whose weights it used."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Barrier:
+    """A barrier with known weights, and the minibatches of one virtual worker that use them."""
+
+    progress: Progress
+    checkpoint: Path | None
+    """None: the first weights."""
+    origin: int
+    """The last minibatch before it."""
+    blocks: tuple[Block, ...]
+    """The samples of the minibatches from `origin` + 1 on."""
+    epoch: int
+
+    @property
+    def text(self) -> str:
+        """`97 to 100 (the checkpoint at clock 24)`."""
+        numbers = f"{self.origin + 1}" + (f" to {self.origin + len(self.blocks)}" if len(self.blocks) > 1 else "")
+        return f"{numbers} ({self.source})"
+
+    @property
+    def source(self) -> str:
+        """Where the weights are from."""
+        return "the first weights" if self.checkpoint is None else f"the checkpoint at clock {self.progress.clock}"
+
+
+def replay_minibatch(
+    run_dir: Path,
+    job: Job,
+    import_path: Path,
+    *,
+    vw: int,
+    p: int,
+    restored_from: Path | None = None,
+    around: Around = lambda compute: compute(),
+) -> Replayed:
+    """Compute forward, loss and backward of a minibatch on the CPU, with all layers in one stage.
+
+    Args:
+        run_dir: of the run, with those of its rewinds.
+        job: the run's.
+        import_path: the first folder to import user code from.
+        vw: virtual worker.
+        p: minibatch, from 1.
+        restored_from: the checkpoint that the run began with.
+        around: is given the computation, and returns its result.
+
+    Raises:
+        UserError: the weights of the minibatch are not known; it says which ones are.
+        CallableError, CheckpointError: the user's code or the checkpoint cannot be used.
+    """
+    if not 0 <= vw < job.num_workers:
+        raise UserError(f"there is no virtual worker {vw}; the run has {job.num_workers}, numbered from 0")
+    if job.precision == "fp16":
+        raise UserError("the run scaled its losses for fp16, by factors that are not kept; replay runs in fp32 or bf16")
+    use_device(torch.device("cpu"), deterministic=job.sync.deterministic)
+    with preserved_generators():
+        dataset = build_train_data(job, import_path)
+        barrier = _barrier_of(run_dir, job, import_path, dataset, VirtualWorkerIndex(vw), p, restored_from)
+        layers = _chain(job, import_path, barrier)
+        compute = StageCompute(
+            layers,
+            vw=VirtualWorkerIndex(vw),
+            seed=job.seed,
+            device=torch.device("cpu"),
+            loss=on_output(layers, load_loss(job, import_path)),
+        )
+        block = barrier.blocks[p - barrier.origin - 1]
+        batch = read_minibatch(
+            dataset, block, seed=job.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p), epoch=barrier.epoch
+        )
+        leaves = {
+            name: layer.module.get_parameter(local).detach().clone().requires_grad_()
+            for layer in layers
+            for local, name in layer.parameters.items()
+            if layer.module.get_parameter(local).requires_grad
+        }
+
+        def replayed() -> Replayed:
+            outputs = compute.forward(Minibatch(p), leaves, batch.inputs)
+            loss = compute.loss(Minibatch(p), outputs, batch.target)
+            gradients = compute.backward(Minibatch(p), leaves, None)
+            return Replayed(float(loss), gradients.weights, tuple(block), barrier.progress.clock)
+
+        return around(replayed)
+
+
+def replay_of_run(folder: RunFolder, import_path: Path, *, vw: int, p: int, around: Around | None = None) -> Replayed:
+    """Replay a minibatch of the run in `folder`, as `replay_minibatch` does.
+
+    Raises:
+        UserError: the weights of the minibatch are not known, or the checkpoints of the run are not in its folder.
+    """
+    job, restored = folder.read_job(), folder.read_record().restored_from
+    if folder.checkpoints_url or (restored is not None and is_url(restored)):
+        raise UserError(f"{folder.path}: its checkpoints are in an object store; replay reads those in folders")
+    return replay_minibatch(
+        folder.path,
+        job,
+        import_path,
+        vw=vw,
+        p=p,
+        restored_from=None if restored is None else Path(restored),
+        around=around or _plainly,
+    )
+
+
+def _plainly(compute: Callable[[], Replayed]) -> Replayed:
+    return compute()
+
+
+def _chain(job: Job, import_path: Path, barrier: _Barrier) -> tuple[Layer, ...]:
+    """All layers of the model with the barrier's weights."""
+    model = build_model(job, import_path)
+    if barrier.checkpoint is not None:
+        load_strictly(model, read_checkpoint_state(str(barrier.checkpoint)))
+    if defines_layers(model):
+        chain = chain_of(model, precision=job.precision)
+    else:
+        example = example_of(job, build_train_data(job, import_path))
+        splits_ties = POLICIES[job.weights].splits_ties
+        loss = load_loss(job, import_path)
+        chain = layers_of(model, example, loss, splits_ties=splits_ties, precision=job.precision)
+    return freeze(chain, 0, len(chain), barrier.progress.frozen, job.freeze.mode)
+
+
+def _barrier_of(
+    run_dir: Path,
+    job: Job,
+    import_path: Path,
+    dataset: MapDataset,
+    vw: VirtualWorkerIndex,
+    p: int,
+    restored_from: Path | None,
+) -> _Barrier:
+    """The barrier whose weights minibatch `p` used; that of the newest rewind, if there are several.
+
+    Raises:
+        UserError: there is none.
+    """
+    order_of = epoch_order(job, import_path, dataset) or (lambda _: None)
+    found = []
+    for where, checkpoint, progress in _known(run_dir, job, len(dataset), restored_from):
+        plan: Plan = wire.from_json(Plan, (where / "plan.json").read_bytes())
+        known = _with_known_weights(job, len(dataset), vw, len(plan.virtual_workers[vw].stages), progress, order_of)
+        if known is not None:
+            origin, planned, epoch = known
+            blocks = _committed(where, vw, progress.clock, job.batch_size, len(planned)) or planned
+            found.append(_Barrier(progress, checkpoint, origin, blocks, epoch))
+    for barrier in found:
+        if barrier.origin < p <= barrier.origin + len(barrier.blocks):
+            return barrier
+    texts = join_names([barrier.text for barrier in reversed(found)], "and") if found else "none"
+    raise UserError(
+        f"minibatch {p} of virtual worker {vw} used weights that only the run had; these can be replayed: {texts}; "
+        "checkpoint.every_waves: 1 with a larger checkpoint.keep makes more of them known"
+    )
+
+
+def _known(
+    run_dir: Path, job: Job, num_samples: int, restored_from: Path | None
+) -> Iterator[tuple[Path, Path | None, Progress]]:
+    """Folder of the run or a rewind, checkpoint, progress; newest first."""
+    for where in reversed(run_folders(run_dir)):
+        for folder in sorted((where / "checkpoints").glob("clock-*"), reverse=True):
+            if (folder / MANIFEST).exists():
+                try:
+                    yield where, folder, read_manifest(folder).progress
+                except CheckpointError:
+                    continue
+    if restored_from is not None:
+        yield run_dir, restored_from, read_manifest(restored_from).progress
+    else:
+        yield run_dir, None, first_progress(job.data_spec(num_samples))
+
+
+def _committed(where: Path, vw: VirtualWorkerIndex, wave: int, batch_size: int, count: int) -> tuple[Block, ...]:
+    """The samples of the first `count` minibatches of a committed wave, by the history; empty if it has none."""
+    for line in read_lines(clock_shard_file(where)):
+        if b'"used"' not in line or not line.endswith(b"}\n"):  # torn by the end of its writer
+            continue
+        values = json.loads(line)
+        if (values["event"], values["vw"], values["wave"]) == ("used", vw, wave):
+            indices = values["indices"]
+            blocks = (tuple(indices[at * batch_size : (at + 1) * batch_size]) for at in range(count))
+            return tuple(block for block in blocks if block)
+    return ()
+
+
+def _with_known_weights(
+    job: Job,
+    num_samples: int,
+    vw: VirtualWorkerIndex,
+    num_stages: int,
+    progress: Progress,
+    order_of: Callable[[int], Sequence[int] | None],
+) -> tuple[int, tuple[Block, ...], int] | None:
+    """Origin, samples and epoch of the minibatches that use the weights of a barrier; None: there are none."""
+    workers = [VirtualWorkerIndex(index) for index in range(job.num_workers)]
+    waves = progress.waves
+    per_wave = {one: waves[one].minibatches_per_wave if one in waves else job.minibatches_of(one) for one in workers}
+    n = per_wave[vw]
+    origin = waves[vw].origin if vw in waves else progress.clock * n
+    segments = planned_segments(
+        progress,
+        job.data_spec(num_samples),
+        per_wave=per_wave,
+        checkpoint_every_waves=job.checkpoint.every_waves,
+        plan_clocks=job.elastic.clocks,
+        scripted=ScriptedChanges(wave_changes(job), member_changes(job)),
+        plan_every_waves=job.freeze.waves,
+        order_of=order_of,
+    )
+    segment, blocks = next(segments, (None, {}))
+    if segment is None:
+        return None
+    tables = [VersionTable(job.weights, stage, num_stages, n, job.gradients.accumulate) for stage in range(num_stages)]
+    known: list[Block] = []
+    for local, block in enumerate(blocks.get(vw, ())[:n], start=1):
+        if not all(table.is_of_the_barrier(local) for table in tables):
+            break
+        known.append(block)
+    return (origin, tuple(known), segment.epoch) if known else None

@@ -1,0 +1,112 @@
+"""A minibatch that is replayed has the bits of the run: its gradients make the step that the run has made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hetpipe.checkpoint.export import read_checkpoint_state
+from hetpipe.checkpoint.manifest import checkpoint_dir
+from hetpipe.errors import UserError
+from hetpipe.observe.metrics import metrics_path
+from hetpipe.runs.replay import Replayed, replay_minibatch
+from hetpipe.values.ids import Clock
+from tests.models import dropout_batch_norm
+from tests.numerics.compare import ROOT, Case, run, trained
+
+LR = 0.1
+ALONE: dict[str, Any] = {
+    "workers": 1, "kind": "none", "servers": 1, "wave": 1, "model": "dropout_batch_norm", "data": "data32",
+    "batch_size": 4, "epochs": None, "optimizer": {"name": "SGD", "lr": LR}, "every_waves": 1,
+}  # fmt: skip
+
+
+def stepped(weights: dict[str, torch.Tensor], replayed: Replayed) -> dict[str, torch.Tensor]:
+    """The weights after a step of SGD with the gradients."""
+    gradients = {name: gradient for name, gradient in replayed.gradients.items() if gradient is not None}
+    return {name: weights[name].add(gradient, alpha=-LR) for name, gradient in gradients.items()}
+
+
+def replay(case: Case, folder: Path, p: int, vw: int = 0) -> Replayed:
+    return replay_minibatch(folder, case.job(), ROOT, vw=vw, p=p)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_gradients_are_those_of_the_run(stages: int, tmp_path: Path) -> None:
+    """With dropout, whose masks depend on the minibatch and the layer."""
+    case = Case(**ALONE, stages=stages, minibatches=3)
+    run(case, tmp_path)
+    before = read_checkpoint_state(str(checkpoint_dir(tmp_path, Clock(2)))).tensors
+    replayed = replay(case, tmp_path, 3)
+    assert replayed.clock == 2
+    after = stepped(before, replayed)
+    found = trained(tmp_path)
+    assert after.keys() == dict(dropout_batch_norm().named_parameters()).keys()
+    assert all(torch.equal(found[name], value) for name, value in after.items())
+    assert any(not torch.equal(before[name], found[name]) for name in after)
+
+
+@pytest.mark.parametrize("vw", [0, 1])
+def test_the_losses_are_those_of_a_run_with_parameter_servers(vw: int, tmp_path: Path) -> None:
+    case = Case(model="dropout_batch_norm", data="data32", batch_size=4, epochs=1, wave=1, every_waves=2)
+    run(case, tmp_path, writes_metrics=True)
+    lines = map(json.loads, metrics_path(tmp_path, vw).read_text().splitlines())
+    by_wave = {line["p"]: line["loss"] for line in lines}
+    for p, clock in ((1, 0), (3, 2), (5, 4)):
+        replayed = replay(case, tmp_path, p, vw)
+        assert (replayed.clock, replayed.loss) == (clock, by_wave[p])
+
+
+def test_the_samples_are_those_of_the_history(tmp_path: Path) -> None:
+    """As after the loss of a virtual worker, which has its samples dealt anew."""
+    case = Case(**ALONE, minibatches=3)
+    run(case, tmp_path)
+    path = tmp_path / "history" / "shard-0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "used" and line["wave"] == 2:
+            assert replay(case, tmp_path, 3).indices == tuple(line["indices"])
+            line["indices"] = [1, 2, 3, 4]
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    assert replay(case, tmp_path, 3).indices == (1, 2, 3, 4)
+    path.unlink()
+    assert replay(case, tmp_path, 3).indices != (1, 2, 3, 4)
+
+
+def test_the_first_minibatch_needs_no_checkpoint(tmp_path: Path) -> None:
+    case = Case(**ALONE, minibatches=1)
+    run(case, tmp_path)
+    replayed = replay(case, tmp_path, 1)
+    assert replayed.clock == 0
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    assert replay(case, tmp_path, 1).loss == replayed.loss
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("weights", "known"),
+    [
+        ("wave", "1 to 4 (the first weights) and 5 to 8 (the checkpoint at clock 1)"),
+        ("flush", "1 to 4 (the first weights) and 5 to 8 (the checkpoint at clock 1)"),
+        ("stash", "1 (the first weights) and 5 (the checkpoint at clock 1)"),
+        ("predict", "1 (the first weights) and 5 (the checkpoint at clock 1)"),
+    ],
+)
+def test_what_only_the_run_had_is_refused(weights: Any, known: str, tmp_path: Path) -> None:
+    optimizer = {"name": "SGD", "lr": LR, "momentum": 0.9}
+    case = Case(**{**ALONE, "wave": 4, "minibatches": 9, "weights": weights, "optimizer": optimizer})
+    run(case, tmp_path)
+    for folder in list((tmp_path / "checkpoints").iterdir()):
+        if folder.name != "clock-00000001":
+            folder.rename(tmp_path / folder.name)
+    with pytest.raises(UserError) as caught:
+        replay(case, tmp_path, 9)
+    assert f"these can be replayed: {known}; checkpoint.every_waves: 1" in str(caught.value)
+    assert replay(case, tmp_path, 5).clock == 1
+    with pytest.raises(UserError, match="there is no virtual worker 1; the run has 1"):
+        replay(case, tmp_path, 1, vw=1)
