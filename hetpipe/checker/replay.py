@@ -337,11 +337,15 @@ class Replay:
         """Verify F in every segment, by the job."""
         line, levels = self.timeline, self._layout.freeze_levels
         last, before = None if line.end is None else line.end.clock, self._start_frozen
+        committed = max((wave for _, wave in line.commits), default=-1)
         for clock in dict.fromkeys(line.barriers):
+            if last is None and committed < clock:  # the history may end among the records of this barrier
+                return
             if clock != last or clock == line.start_clock:  # nothing freezes where the run ends
                 due = self._freezing.due(clock, self._start_epoch + line.epochs_ended(clock))
                 before = max(before, self._allowed(due))
                 if self._norms_decide(clock):
+                    self._verify_norms(clock)
                     totals: dict[int, float] = {}
                     for norms in sorted(line.norms.get(clock, ()), key=lambda each: each.vw):
                         for layer, square in zip(norms.layers, norms.squares, strict=True):
@@ -352,6 +356,19 @@ class Replay:
             origin = line.publishes[clock].origin if clock in line.publishes else None
             if found != before and origin is not None:
                 self._findings.add(Kind.FREEZE, f"F is {found} from clock {clock} on, where {before} is due", origin)
+
+    def _verify_norms(self, clock: int) -> None:
+        """Verify that every member with minibatches since the barrier before has recorded its norms, once."""
+        line = self.timeline
+        since = max((barrier for barrier in line.barriers if barrier < clock), default=line.start_clock)
+        recorded = [norms.vw for norms in line.norms.get(clock, ())]
+        for vw in sorted({vw for vw, _ in line.commits} | set(recorded)):
+            own = [line.commits.get((vw, wave)) for wave in range(since, clock)]
+            is_due = bool(own) and own[-1] is not None and any(commit is not None and commit.samples for commit in own)
+            times = recorded.count(vw)
+            if times > 1 or (is_due and not times):
+                message = f"norms of virtual worker {vw} are recorded {times} times at clock {clock}, where they decide"
+                self._findings.add(Kind.FREEZE, message, line.publishes[clock].origin)
 
     def _allowed(self, frozen: int) -> int:
         """F as far as ties allow it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from hetpipe.checker import Kind
@@ -15,6 +16,46 @@ _corruption = partial(register, FREEZE_CORRUPTIONS)
 #: Six layers, three on each stage: one is frozen from the start, after the first epoch the whole first stage, after the
 #: second one layer more. An epoch has four waves of two minibatches for each of two workers.
 FROZEN = Scenario(frozen=((0, 1), (1, 3), (2, 4)), epochs=3, num_samples=32, checkpoint_every=None)
+
+#: The same by norms: half of the five that are trained, and half of the three.
+DECIDED = replace(FROZEN, alpha="1/2")
+
+
+@_corruption(DECIDED, Kind.FREEZE)
+def another_layer_has_the_least_norm(histories: Histories) -> None:
+    """The first one that is trained: nothing may freeze."""
+    record(histories, CLOCK_SHARD, event="norms", clock=4, vw=1)["squares"] = [3.0, 4.0, 5.0, 6.0, 99.0]
+
+
+@_corruption(DECIDED, Kind.FREEZE)
+def norms_without_a_trained_layer(histories: Histories) -> None:
+    for vw in (0, 1):
+        line = record(histories, CLOCK_SHARD, event="norms", clock=8, vw=vw)
+        line.update(layers=[3, 4], squares=[5.0, 0.5])
+
+
+@_corruption(DECIDED, Kind.FREEZE)
+def no_norms_where_they_decide(histories: Histories) -> None:
+    for vw in (0, 1):
+        remove(histories, CLOCK_SHARD, event="norms", clock=4, vw=vw)
+
+
+@_corruption(DECIDED, Kind.FREEZE)
+def norms_of_one_virtual_worker_alone(histories: Histories) -> None:
+    """They decide the same, but not by all gradients."""
+    remove(histories, CLOCK_SHARD, event="norms", clock=8, vw=1)
+
+
+@_corruption(DECIDED, Kind.FREEZE)
+def norms_twice(histories: Histories) -> None:
+    position = find(histories, CLOCK_SHARD, event="norms", clock=8, vw=1)
+    histories[CLOCK_SHARD].insert(position, dict(histories[CLOCK_SHARD][position]))
+
+
+@_corruption(DECIDED, Kind.FREEZE, Kind.FROZEN_COUNT, Kind.FROZEN_TRAINED)
+def more_layers_than_norms_allow(histories: Histories) -> None:
+    """α·3 is 1.5: at most four layers may be frozen."""
+    record(histories, CLOCK_SHARD, event="freeze", clock=8).update(frozen=5, layers=5)
 
 
 @_corruption(FROZEN, Kind.FREEZE, Kind.FROZEN_COUNT, Kind.FROZEN_TRAINED)

@@ -58,6 +58,8 @@ class Scenario:
     """(clock, worker, bounds of its stages from there on); then histories have `plan` lines and versions."""
     frozen: tuple[tuple[int, int], ...] = ()
     """(completed epochs, layers that are frozen from there on, each with its parameters)."""
+    alpha: str | None = None
+    """Where norms have decided that: α; the least ones are those of the last layer."""
     policies: tuple[tuple[str, int, int, tuple[int | str, ...], str], ...] = ()
     """(`clock` or `p`, its number, worker, layers, their memory policy from there on), in order of time."""
     stop_at: int | None = None
@@ -101,6 +103,7 @@ class Scenario:
         if self.pull != "every_wave":
             sync["pull"] = self.pull
         schedule = [{"epoch": epoch, "layers": layers} for epoch, layers in self.frozen if epoch]
+        decided: Record = {"schedule": schedule} if self.alpha is None else {"every": "epoch", "alpha": self.alpha}
         job: Record = {
             "name": "simulated",
             "batch_size": self.batch_size,
@@ -110,7 +113,7 @@ class Scenario:
             "weights": self.weights,
             "schedule": self.schedule,
             "gradients": {"accumulate": self.accumulate},
-            **({"freeze": {"layers": self.frozen_in(0), "schedule": schedule}} if self.frozen else {}),
+            **({"freeze": {"layers": self.frozen_in(0), **decided}} if self.frozen else {}),
             "workers": {"count": len(self.num_stages)},
             "parameter_servers": {"count": self.num_shards},
         }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
-from tests.checker.scenario import Record, Scenario, bounds_of
+from tests.checker.scenario import NUM_LAYERS, Record, Scenario, bounds_of
 
 Action = Callable[[], None]
 
@@ -434,15 +434,24 @@ class _Machine:
 
     # -- barriers --
 
+    def freeze(self, *, is_over: bool) -> None:
+        """Freeze the layers that are due at this barrier."""
+        if self.scenario.alpha is not None and "epoch" in self.words and not is_over:
+            layers = list(range(self.frozen, NUM_LAYERS))
+            for vw in self.workers:
+                squares = [*[2.0 + layer for layer in layers[:-1]], 0.5]
+                self.decide("norms", clock=self.published, vw=vw, layers=layers, squares=squares)
+        self.frozen = self.frozen if is_over else self.scenario.frozen_in(self.epoch)
+        if self.frozen:
+            self.decide("freeze", clock=self.published, frozen=self.frozen, layers=self.frozen)
+
     def enter_interval(self) -> None:
         """All start from w^(c): close the epoch where it ended, deal what is left of the data, set the next barrier."""
         if "epoch" in self.words:
             self.epoch += 1
             self.used.clear()
         is_over = bool({"end", "stop"} & set(self.words.split("+")))
-        self.frozen = self.frozen if is_over else self.scenario.frozen_in(self.epoch)
-        if self.frozen:
-            self.decide("freeze", clock=self.published, frozen=self.frozen, layers=self.frozen)
+        self.freeze(is_over=is_over)
         if is_over:
             self.ended = True
             return

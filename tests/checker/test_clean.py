@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from hetpipe.checker import Report, check_run
+from tests.checker.corruption import CLOCK_SHARD
+from tests.checker.freeze_corruptions import DECIDED
 from tests.checker.scenario import Resumed, Scenario, write_run
 from tests.checker.simulator import Histories, as_lines, simulate
 
@@ -73,6 +75,17 @@ def test_a_whole_run_is_clean(seed: int, tmp_path: Path) -> None:
     assert report.ok, "\n".join([str(scenario), *report.lines()])
     assert report.counts.complete
     assert report.minibatches > 0
+
+
+def test_a_run_whose_layers_freeze_by_norms_is_clean_wherever_it_ends(tmp_path: Path) -> None:
+    histories = simulate(DECIDED)
+    report = judge(tmp_path / "whole", DECIDED, histories, require_complete=True)
+    assert report.ok, "\n".join(report.lines())
+    around = [time_of(one) for one in histories[CLOCK_SHARD] if one["event"] in ("norms", "freeze")]
+    for number, end in enumerate(around):
+        cut = {file: [record for record in records if time_of(record) < end] for file, records in histories.items()}
+        report = judge(tmp_path / str(number), DECIDED, cut)
+        assert report.ok, "\n".join([f"cut at {end}", *report.lines()])
 
 
 @pytest.mark.parametrize("seed", range(200, 240))

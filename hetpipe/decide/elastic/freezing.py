@@ -14,6 +14,9 @@ from hetpipe.values.plan import LayerReport, Plan
 from hetpipe.values.profile import Profile
 from hetpipe.values.sync import Progress
 
+#: Modules named in a sentence.
+_MOST_NAMED = 5
+
 
 def freeze_levels(layers: Sequence[LayerReport], *, ignores_ties: bool) -> tuple[int, ...]:
     """`Freezing.levels` of a model.
@@ -83,6 +86,26 @@ def lowered(freezing: Freezing) -> tuple[str, ...]:
         for frozen in asked
         if freezing.allowed(frozen) != frozen
     )
+
+
+def kept_statistics(freezing: Freezing, job: Job, layers: Sequence[LayerReport]) -> str:
+    """Sentence about BatchNorm in layers that may freeze in evaluation mode; empty if there is none."""
+    most = max([change.frozen for change in freezing.changes], default=0)
+    if freezing.alpha is not None:
+        most = len(freezing.levels) - 1
+    frozen = layers[: freezing.levels[freezing.allowed(most)]] if job.freeze.mode == "eval" else ()
+    names = [spec.name.rpartition(".")[0] for layer in frozen for spec in layer.buffers if _is_statistics(spec.name)]
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (
+        f"BatchNorm in layers that freeze ({', '.join(names[:_MOST_NAMED])}{more}) uses its running statistics from "
+        "there on, and changes them no more; `freeze.mode: train` lets it use those of minibatches, as before"
+    )
+
+
+def _is_statistics(buffer: str) -> bool:
+    return buffer.rpartition(".")[2] == "running_mean"
 
 
 def freezing_of(job: Job, plan: Plan) -> Freezing | None:

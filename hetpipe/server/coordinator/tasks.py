@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.freezing import freezing_of, lowered, with_freeze_levels
+from hetpipe.decide.elastic.freezing import freezing_of, kept_statistics, lowered, with_freeze_levels
 from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import (
@@ -234,8 +234,11 @@ class JobTasks:
         check_script_memory(run, start)
         check_patterns(run.job.memory, names)
         freezing = freezing_of(run.job, run.plan)
-        for sentence in () if freezing is None else lowered(freezing):
-            _log.warning("fewer_layers_frozen", job=self._job_id, reason=sentence)
+        if freezing is not None:
+            for sentence in lowered(freezing):
+                _log.warning("fewer_layers_frozen", job=self._job_id, reason=sentence)
+            if kept := kept_statistics(freezing, run.job, model.layers):
+                _log.warning("frozen_statistics", job=self._job_id, reason=kept)
         prepared = Prepared(run, data, start, submission)
         self._configure(prepared, task.agents, task.shards, model.eval_samples)
         if submission is not None:

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of, lowered, with_freeze_levels
+from hetpipe.decide.elastic.freezing import (
+    freeze_levels,
+    freezing_of,
+    kept_statistics,
+    lowered,
+    with_freeze_levels,
+)
 from hetpipe.decide.lifecycle.configs import fresh_progress
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.sync.segment import first_progress, planned_lengths
@@ -15,7 +21,7 @@ from hetpipe.errors import JobError, PlanError
 from hetpipe.job.file import Job
 from hetpipe.values.freezing import FreezeChange, Freezing
 from hetpipe.values.ids import Clock, Term
-from hetpipe.values.plan import Plan
+from hetpipe.values.plan import Plan, TensorSpec
 from hetpipe.values.sync import DataSpec
 from tests.server.coordinator.builders import JOB_ID, job, model
 from tests.server.coordinator.machine_driver import AGENTS
@@ -161,3 +167,21 @@ def test_the_segments_of_a_run_are_foretold_with_their_frozen_layers() -> None:
     decided = Freezing(tuple(range(8)), alpha="1/2")
     assert [layers for _, layers in foretold(decided, frozen=1)] == [1, 1, 4, 4, 6, 6, 7, 7]
     assert [layers for _, layers in foretold(replace(decided, every_waves=5))] == [0] * 4 + [4] * 4 + [6]
+
+
+def test_batch_norm_in_layers_that_freeze_is_remarked_on() -> None:
+    """Where it freezes in evaluation mode: its statistics stay as they are."""
+
+    def normed(index: int) -> tuple[TensorSpec, ...]:
+        names = ("running_mean", "running_var", "num_batches_tracked")
+        return tuple(TensorSpec(f"{index}.bn.{name}", (4,), "float32") for name in names)
+
+    layers = tuple(replace(layer, buffers=normed(layer.index) if layer.index in (1, 2) else ()) for layer in LAYERS)
+    levels = freeze_levels(layers, ignores_ties=False)
+    assert levels == (0, 2, 4)
+    of = freezing(layers=1)
+    sentence = kept_statistics(Freezing(levels, (FreezeChange(1, epoch=0),)), of, layers)
+    assert sentence.startswith("BatchNorm in layers that freeze (1.bn) uses its running statistics")
+    assert "(1.bn, 2.bn)" in kept_statistics(Freezing(levels, alpha="1/2"), of, layers)
+    assert kept_statistics(Freezing(levels, alpha="1/2"), freezing(layers=1, mode="train"), layers) == ""
+    assert kept_statistics(Freezing(levels, (FreezeChange(1, epoch=0),)), of, LAYERS) == ""
