@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from hetpipe.loggers.message import Opening, Repeated, Values
+from hetpipe.loggers.message import Opening, StepRewind, Values
 from hetpipe.loggers.process import line_of, opening_line
 from hetpipe.observe.log import get_logger
 
@@ -44,7 +44,7 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="loggers", daemon=True)
         self._thread.start()
 
-    def post(self, message: Values | Repeated) -> None:
+    def post(self, message: Values | StepRewind) -> None:
         """Queue a message; if the queue is full, it is dropped and the loggers are reported."""
         try:
             self._lines.put_nowait(line_of(message))

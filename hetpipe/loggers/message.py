@@ -35,7 +35,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class StepRewind:
     """Training continues from an earlier step, after a rewind."""
 
 

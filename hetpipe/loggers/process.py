@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hetpipe.durable import write_durably
 from hetpipe.loggers.kinds import KINDS, Kept, Logger
-from hetpipe.loggers.message import Opening, Repeated, Values
+from hetpipe.loggers.message import Opening, StepRewind, Values
 from hetpipe.loggers.series import Series
 from hetpipe.values import wire
 
@@ -122,7 +122,7 @@ def opening_line(opening: Opening) -> bytes:
     return f"{wire.to_json(Opening, opening)}\n".encode()
 
 
-def line_of(message: Values | Repeated) -> bytes:
+def line_of(message: Values | StepRewind) -> bytes:
     """A line after the first."""
     return f"{wire.to_json(type(message), message)}\n".encode()
 

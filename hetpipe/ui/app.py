@@ -41,10 +41,10 @@ from hetpipe.ui.page import (
     run_page,
     run_parts,
 )
-from hetpipe.ui.seen import Brief, OpenRun, Seen, ask, brief_of, logs_of, runs_in, tail_of
+from hetpipe.ui.snapshot import Brief, OpenRun, RunSnapshot, ask, brief_of, logs_of, runs_in, tail_of
 from hetpipe.values.events import JobStatus
 
-#: Pause between two looks at runs that are followed, and how long a look counts as new.
+#: Interval at which followed runs are read, and the age up to which a read is reused.
 REFRESH_SECONDS = 1.0
 _NEW_SECONDS = 0.5
 
@@ -109,13 +109,13 @@ class _Coordinators:
 
 
 @dataclass(slots=True)
-class _Open:
+class _CachedRun:
     """An open run, with its content when it was last read."""
 
     run: OpenRun
     lock: threading.Lock = field(default_factory=threading.Lock)
     at: float = float("-inf")
-    seen: Seen | None = None
+    snapshot: RunSnapshot | None = None
 
 
 class Pages:
@@ -127,7 +127,7 @@ class Pages:
         self._shell = shell
         self._coordinators = _Coordinators(shell)
         self._lock = threading.Lock()
-        self._open: OrderedDict[Path, _Open] = OrderedDict()
+        self._open: OrderedDict[Path, _CachedRun] = OrderedDict()
         self._ended: dict[Path, tuple[int, Brief]] = {}
         self._streams = 0
 
@@ -155,7 +155,7 @@ class Pages:
             self._ended[path] = changed, brief
         return brief
 
-    def _seen(self, name: str) -> Seen:
+    def _snapshot(self, name: str) -> RunSnapshot:
         """The current content of a run.
 
         Raises:
@@ -165,18 +165,18 @@ class Pages:
         if path is None:
             raise HTTPException(404, f"There is no run {name} in {self._runs_dir}.")
         with self._lock:
-            opened = self._open.setdefault(path, _Open(OpenRun(path)))
+            opened = self._open.setdefault(path, _CachedRun(OpenRun(path)))
             self._open.move_to_end(path)
             while len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
         with opened.lock:
             now = self._shell.clock.monotonic()
-            if opened.seen is None or now - opened.at >= _NEW_SECONDS:
+            if opened.snapshot is None or now - opened.at >= _NEW_SECONDS:
                 job_status = self._coordinators.statuses([path]).get(path)
-                opened.seen, opened.at = opened.run.see(job_status, self._shell), now
-            if opened.seen is None:
+                opened.snapshot, opened.at = opened.run.read(job_status, self._shell), now
+            if opened.snapshot is None:
                 raise HTTPException(404, f"The run {name} is being created, or its run.json cannot be read.")
-            return opened.seen
+            return opened.snapshot
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
@@ -186,15 +186,15 @@ class Pages:
 
     def run(self, request: Request) -> Response:
         """One run."""
-        seen = self._seen(request.path_params["name"])
-        return HTMLResponse(run_page(seen, now=self._shell.clock.wall()))
+        snapshot = self._snapshot(request.path_params["name"])
+        return HTMLResponse(run_page(snapshot, now=self._shell.clock.wall()))
 
     def compare(self, request: Request) -> Response:
         """Runs side by side."""
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         if len(names) < LEAST_COMPARED or len(names) > MOST_COMPARED:
             raise HTTPException(400, f"Mark {LEAST_COMPARED} to {MOST_COMPARED} runs in the list, then compare them.")
-        return HTMLResponse(compare_page([self._seen(name) for name in names]))
+        return HTMLResponse(compare_page([self._snapshot(name) for name in names]))
 
     def log(self, request: Request) -> Response:
         """The end of a log."""
@@ -216,8 +216,8 @@ class Pages:
         name = request.path_params["name"]
 
         def look() -> tuple[Mapping[str, Markup], bool]:
-            seen = self._seen(name)
-            return run_parts(seen, now=self._shell.clock.wall()), is_over(seen.brief)
+            snapshot = self._snapshot(name)
+            return run_parts(snapshot, now=self._shell.clock.wall()), is_over(snapshot.brief)
 
         return self._stream(look)
 
@@ -253,7 +253,7 @@ def _event(name: str, data: Mapping[str, str]) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
-class Guarded:
+class AccessGuard:
     """Middleware: checks the token, or without one the name of the host in a request; adds security headers."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: Collection[str]) -> None:
@@ -317,8 +317,8 @@ def make_app(runs_dir: Path, shell: Shell, *, token: str | None, hosts: Collecti
     Args:
         runs_dir: folder of the runs.
         shell: for their coordinators, and the time.
-        token: see `Guarded`.
-        hosts: see `Guarded`.
+        token: see `AccessGuard`.
+        hosts: see `AccessGuard`.
     """
     pages = Pages(runs_dir, shell)
     routes = [
@@ -329,11 +329,11 @@ def make_app(runs_dir: Path, shell: Shell, *, token: str | None, hosts: Collecti
         Route("/runs/{name}/events", pages.run_changes),
         Route("/runs/{name}/logs/{log}", pages.log),
     ]
-    return Guarded(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), token=token, hosts=hosts)
+    return AccessGuard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), token=token, hosts=hosts)
 
 
 def _refused(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    title = {400: "Not so", 404: "Not found"}.get(error.status_code, "Not now")
+    title = {400: "Bad request", 404: "Not found"}.get(error.status_code, "Unavailable")
     sentence = error.detail if error.detail != "Not Found" else "There is no such page."
     return HTMLResponse(message_page(title, sentence), error.status_code)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hetpipe.observe.metrics import TimedWave, WaveMetrics
 from hetpipe.report.charts import Chart, CurvePoint, Line, measured
 from hetpipe.report.text import LOSS, loss_first
-from hetpipe.ui.seen import Attempt, Evaluation, Seen
+from hetpipe.ui.snapshot import Attempt, Evaluation, RunSnapshot
 from hetpipe.values.sync import SYNC_KINDS
 
 #: Most points of a line: enough for its shape, few enough to average single waves.
@@ -24,28 +24,31 @@ NUM_COLOURS = 7
 Value = Callable[[WaveMetrics], float | None]
 
 
-def charts_of(seen: Seen) -> list[Chart]:
+def charts_of(snapshot: RunSnapshot) -> list[Chart]:
     """The charts of one run, the most wanted first; empty before its first wave."""
-    loss = [*_training(seen.attempts, "training", _TRAINING), *_evaluated(seen, LOSS, "evaluation", _EVALUATION)]
-    names = loss_first({name: None for one in seen.evaluations for name in one.values})
+    loss = [
+        *_training(snapshot.attempts, "training", _TRAINING),
+        *_evaluated(snapshot, LOSS, "evaluation", _EVALUATION),
+    ]
+    names = loss_first({name: None for one in snapshot.evaluations for name in one.values})
     found = [Chart("Loss", "minibatches", "loss", tuple(loss))]
     found += [
-        Chart(f"Evaluation: {name}", "minibatches", name, tuple(_evaluated(seen, name, name, _EVALUATION)))
+        Chart(f"Evaluation: {name}", "minibatches", name, tuple(_evaluated(snapshot, name, name, _EVALUATION)))
         for name in names
         if name != LOSS
     ]
-    found += _named_losses(seen.attempts[-1])
-    if len({one.wave.learning_rate for own in seen.attempts[-1].waves for one in own}) > 1:
-        rates = _state(seen.attempts, lambda one: one.learning_rate)
+    found += _named_losses(snapshot.attempts[-1])
+    if len({one.wave.learning_rate for own in snapshot.attempts[-1].waves for one in own}) > 1:
+        rates = _state(snapshot.attempts, lambda one: one.learning_rate)
         found.append(Chart("Learning rate", "minibatches", "learning rate", rates))
-    norms = _state(seen.attempts, lambda one: one.gradient_norm)
+    norms = _state(snapshot.attempts, lambda one: one.gradient_norm)
     found.append(Chart("Gradient norm", "minibatches", "norm before clipping", norms))
     return [chart for chart in found if chart.lines]
 
 
-def clock_chart(seen: Seen) -> Chart:
+def clock_chart(snapshot: RunSnapshot) -> Chart:
     """The distance between the fastest and the slowest virtual worker over time, and its bound; newest attempt."""
-    commits = seen.attempts[-1].commits
+    commits = snapshot.attempts[-1].commits
     if not commits:
         return Chart("Clock distance", "seconds", "waves", ())
     began = commits[0].t
@@ -54,16 +57,16 @@ def clock_chart(seen: Seen) -> Chart:
         distances = [one.distance for one in commits[first:last]]
         points.append(CurvePoint(commits[last - 1].t - began, max(distances), min(distances), max(distances)))
     lines = [Line("largest distance", _TRAINING, tuple(CurvePoint(p.x, p.mean, p.mean, p.mean) for p in points))]
-    bound = bound_of(seen)
+    bound = bound_of(snapshot)
     if bound is not None:
         ends = (points[0].x, points[-1].x)
         lines.append(Line("bound D + 1", _BOUND, tuple(CurvePoint(x, bound, bound, bound) for x in ends)))
     return Chart("Clock distance", "seconds", "waves", tuple(lines))
 
 
-def bound_of(seen: Seen) -> int | None:
+def bound_of(snapshot: RunSnapshot) -> int | None:
     """D + 1, the largest distance allowed; None if there is none, or it is unknown."""
-    sync = seen.brief.job.get("sync")
+    sync = snapshot.brief.job.get("sync")
     if not isinstance(sync, Mapping):
         return None
     traits, given = SYNC_KINDS.get(str(sync.get("kind"))), sync.get("D")
@@ -73,7 +76,7 @@ def bound_of(seen: Seen) -> int | None:
     return staleness + 1 if isinstance(staleness, int) else None
 
 
-def compared(runs: Sequence[Seen]) -> list[Chart]:
+def compared(runs: Sequence[RunSnapshot]) -> list[Chart]:
     """Charts of several runs, a line for each; charts without a line are left out."""
     colours = [f"--series-{index % NUM_COLOURS}" for index in range(len(runs))]
     named = list(zip(runs, colours, strict=True))
@@ -129,9 +132,9 @@ def _mean(waves: Iterable[TimedWave], value: Value) -> float | None:
     return sum(found * weight for found, weight in known) / total if total else None
 
 
-def _evaluated(seen: Seen, name: str, label: str, colour: str) -> list[Line]:
+def _evaluated(snapshot: RunSnapshot, name: str, label: str, colour: str) -> list[Line]:
     """A metric at each evaluation of the whole evaluation data, last; before it, evaluations that were undone."""
-    starts = [attempt.start for attempt in seen.attempts]
+    starts = [attempt.start for attempt in snapshot.attempts]
 
     def is_undone(one: Evaluation) -> bool:
         return any(one.minibatches > start for start in starts[one.rewinds + 1 :])
@@ -140,7 +143,7 @@ def _evaluated(seen: Seen, name: str, label: str, colour: str) -> list[Line]:
     for undone in (True, False):
         points = [
             CurvePoint(one.minibatches, value, value, value)
-            for one in seen.evaluations
+            for one in snapshot.evaluations
             if one.whole and is_undone(one) is undone
             if (value := one.values.get(name)) is not None and math.isfinite(value)
         ]

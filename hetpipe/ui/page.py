@@ -24,7 +24,7 @@ from hetpipe.report.text import LOSS, count, duration, loss_first, measure, perc
 from hetpipe.runs.cuts import CutChange, signed_percent
 from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
-from hetpipe.ui.seen import Brief, LogFile, LoggedEvent, Seen
+from hetpipe.ui.snapshot import Brief, LogFile, LoggedEvent, RunSnapshot
 from hetpipe.values.decisions import FreezeDecision
 from hetpipe.values.document import dotted
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
@@ -190,41 +190,41 @@ def list_page(rows: Sequence[Row], folder: str) -> str:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def run_page(seen: Seen, *, now: float) -> str:
+def run_page(snapshot: RunSnapshot, *, now: float) -> str:
     """The page of one run, at `now` in seconds since 1970."""
-    brief = seen.brief
+    brief = snapshot.brief
     events = "" if is_over(brief) else f"/runs/{quote(brief.name)}/events"
     return _page(
         "ui/run.html.j2",
         title=brief.name,
         subtitle=_model(brief.job),
-        parts=run_parts(seen, now=now),
+        parts=run_parts(snapshot, now=now),
         events=events,
         has_charts=True,
     )
 
 
-def run_parts(seen: Seen, *, now: float) -> dict[str, Markup]:
+def run_parts(snapshot: RunSnapshot, *, now: float) -> dict[str, Markup]:
     """The parts of the page of a run."""
     values: dict[str, dict[str, Any]] = {
-        "head": _head(seen, now=now),
-        "charts": {"charts": [figure_of(chart) for chart in charts_of(seen)]},
+        "head": _head(snapshot, now=now),
+        "charts": {"charts": [figure_of(chart) for chart in charts_of(snapshot)]},
         "workers": {
-            "workers": _workers(seen),
-            "bound": bound_of(seen),
-            "training": _table(seen.brief) is not None,
+            "workers": _workers(snapshot),
+            "bound": bound_of(snapshot),
+            "training": _table(snapshot.brief) is not None,
         },
-        "clocks": {"facts": _clocks(seen), "chart": figure_of(clock_chart(seen))},
-        "plan": {"facts": _plan_facts(seen), "cuts": _cuts(seen)},
-        "faults": {"faults": _faults(seen)},
-        "logs": {"run": seen.brief.name, "logs": [(log.name, bytes_text(log.num_bytes)) for log in seen.logs]},
-        "job": {"keys": sorted(_job_texts(seen.brief.job).items())},
+        "clocks": {"facts": _clocks(snapshot), "chart": figure_of(clock_chart(snapshot))},
+        "plan": {"facts": _plan_facts(snapshot), "cuts": _cuts(snapshot)},
+        "faults": {"faults": _faults(snapshot)},
+        "logs": {"run": snapshot.brief.name, "logs": [(log.name, bytes_text(log.num_bytes)) for log in snapshot.logs]},
+        "job": {"keys": sorted(_job_texts(snapshot.brief.job).items())},
     }
     return {part: render(f"ui/{part}.html.j2", **values[part]) for part in RUN_PARTS}
 
 
-def _head(seen: Seen, *, now: float) -> dict[str, Any]:
-    brief, status = seen.brief, seen.brief.status
+def _head(snapshot: RunSnapshot, *, now: float) -> dict[str, Any]:
+    brief, status = snapshot.brief, snapshot.brief.status
     progress = progress_of(brief)
     total = "" if progress.total is None else f" of {progress.total}"
     samples = "" if progress.samples is None else f"{progress.samples}{total} samples"
@@ -311,14 +311,14 @@ class WorkerLine:
 _STAGE_TONES = {"ready": "good", "up": "good", "failed": "bad", "exited": "bad", "starting": "live"}
 
 
-def _workers(seen: Seen) -> list[WorkerLine]:
+def _workers(snapshot: RunSnapshot) -> list[WorkerLine]:
     """The pipelines as they are now, or were at the end."""
-    table = _table(seen.brief)
-    return _planned(seen) if table is None else _running(seen, table)
+    table = _table(snapshot.brief)
+    return _planned(snapshot) if table is None else _running(snapshot, table)
 
 
-def _running(seen: Seen, table: ProgressTable) -> list[WorkerLine]:
-    job_status = seen.brief.job_status
+def _running(snapshot: RunSnapshot, table: ProgressTable) -> list[WorkerLine]:
+    job_status = snapshot.brief.job_status
     processes = () if job_status is None else job_status.processes
     states = {(one.vw, one.index): one.state for one in processes if one.role == "stage"}
     slow: dict[int, list[str]] = {}
@@ -359,17 +359,17 @@ def _running(seen: Seen, table: ProgressTable) -> list[WorkerLine]:
     return lines
 
 
-def _planned(seen: Seen) -> list[WorkerLine]:
+def _planned(snapshot: RunSnapshot) -> list[WorkerLine]:
     """From the plan, the moves since, and the result; empty before the plan."""
-    if seen.plan is None:
+    if snapshot.plan is None:
         return []
-    values = {} if seen.brief.result is None else seen.brief.result.values
+    values = {} if snapshot.brief.result is None else snapshot.brief.result.values
     memory = {(one.get("vw"), one.get("stage")): one for one in values.get("stages", ())}
     waiting, clocks, wall = (values.get(key) or {} for key in ("waiting_seconds", "clocks", "wall_seconds"))
-    moves = {cut.vw: cut for cut in seen.cuts}
-    versions = Counter(cut.vw for cut in seen.cuts)
+    moves = {cut.vw: cut for cut in snapshot.cuts}
+    versions = Counter(cut.vw for cut in snapshot.cuts)
     lines = []
-    for worker in seen.plan.virtual_workers:
+    for worker in snapshot.plan.virtual_workers:
         move = moves.get(worker.index)
         counts = layer_counts(worker.bounds) if move is None else move.stages
         boxes, first, whole = [], worker.bounds[0], 0
@@ -406,9 +406,9 @@ def _layers(first: int, last: int) -> str:
     return f"layer {first}" if last == first + 1 else f"layers {first}–{last - 1}"
 
 
-def _clocks(seen: Seen) -> list[tuple[str, str]]:
-    status, job_status = seen.brief.status, seen.brief.job_status
-    bound = bound_of(seen)
+def _clocks(snapshot: RunSnapshot) -> list[tuple[str, str]]:
+    status, job_status = snapshot.brief.status, snapshot.brief.job_status
+    bound = bound_of(snapshot)
     clocks = None if job_status is None else job_status.clocks
     if clocks is not None:
         facts = [
@@ -419,7 +419,7 @@ def _clocks(seen: Seen) -> list[tuple[str, str]]:
         ]
     else:
         facts = [] if status.global_clock is None else [("slowest virtual worker", str(status.global_clock))]
-        found = {} if seen.brief.result is None else seen.brief.result.values.get("staleness", {})
+        found = {} if snapshot.brief.result is None else snapshot.brief.result.values.get("staleness", {})
         if found:
             facts.append(("largest distance", str(found.get("max_clock_distance"))))
             violations = found.get("violations")
@@ -427,14 +427,14 @@ def _clocks(seen: Seen) -> list[tuple[str, str]]:
     return [*facts, ("allowed distance", "no bound" if bound is None else str(bound))] if facts else []
 
 
-def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
+def _plan_facts(snapshot: RunSnapshot) -> list[tuple[str, str]]:
     """The plan against what was measured."""
-    forecast, facts = seen.forecast, list[tuple[str, str]]()
-    measured = progress_of(seen.brief).per_second
+    forecast, facts = snapshot.forecast, list[tuple[str, str]]()
+    measured = progress_of(snapshot.brief).per_second
     if forecast is not None:
         steady = forecast.predicted.samples_per_second
         whole = steady if forecast.run is None else forecast.run.samples_per_second
-        expected = steady if _table(seen.brief) is not None else whole
+        expected = steady if _table(snapshot.brief) is not None else whole
         facts.append(("predicted with full pipelines", f"{rate(steady)} samples/s"))
         if forecast.run is not None:
             facts.append(("predicted for a run of this length", f"{rate(whole)} samples/s"))
@@ -442,9 +442,9 @@ def _plan_facts(seen: Seen) -> list[tuple[str, str]]:
             facts.append(("measured", f"{rate(measured)} samples/s ({measured / expected - 1:+.0%})"))
     elif measured is not None:
         facts.append(("measured", f"{rate(measured)} samples/s; the job states its own plan, which predicts nothing"))
-    facts += [("slower than planned", slow_text(one)) for one in seen.brief.status.slow]
-    reasons = {line.at.clock: line.reason for line in seen.decisions if isinstance(line, FreezeDecision)}
-    for one in seen.brief.status.frozen:
+    facts += [("slower than planned", slow_text(one)) for one in snapshot.brief.status.slow]
+    reasons = {line.at.clock: line.reason for line in snapshot.decisions if isinstance(line, FreezeDecision)}
+    for one in snapshot.brief.status.frozen:
         reason = f": {reasons[one.clock]}" if one.clock in reasons else ""
         facts.append((f"frozen from clock {one.clock} on", f"{one.layers_text}{reason}"))
     return facts
@@ -465,13 +465,15 @@ class CutRow:
     reason: str
 
 
-def _cuts(seen: Seen) -> list[CutRow]:
+def _cuts(snapshot: RunSnapshot) -> list[CutRow]:
     """How the virtual workers were cut over time; empty where nothing has moved."""
-    if seen.plan is None or not seen.cuts:
+    if snapshot.plan is None or not snapshot.cuts:
         return []
-    moved = {cut.vw for cut in seen.cuts}
+    moved = {cut.vw for cut in snapshot.cuts}
     plan = [
-        CutChange(0, vw.index, layer_counts(vw.bounds), "plan") for vw in seen.plan.virtual_workers if vw.index in moved
+        CutChange(0, vw.index, layer_counts(vw.bounds), "plan")
+        for vw in snapshot.plan.virtual_workers
+        if vw.index in moved
     ]
     return [
         CutRow(
@@ -485,7 +487,7 @@ def _cuts(seen: Seen) -> list[CutRow]:
             _unless_unknown(cut.predicted_gain, signed_percent),
             "; ".join(filter(None, (cut.reason, cut.judgement))),
         )
-        for cut in sorted([*plan, *seen.cuts], key=lambda cut: (cut.clock, cut.vw))
+        for cut in sorted([*plan, *snapshot.cuts], key=lambda cut: (cut.clock, cut.vw))
     ]
 
 
@@ -502,13 +504,13 @@ class Fault:
     text: str
 
 
-def _faults(seen: Seen) -> list[Fault]:
-    status = seen.brief.status
-    faults = [_fault(one) for one in seen.events]
-    known = any(isinstance(one.event, ConditionRaised) for one in seen.events)
+def _faults(snapshot: RunSnapshot) -> list[Fault]:
+    status = snapshot.brief.status
+    faults = [_fault(one) for one in snapshot.events]
+    known = any(isinstance(one.event, ConditionRaised) for one in snapshot.events)
     if not known:
         faults += [Fault("", "warning", line) for line in condition_lines(status.conditions)]
-    if not seen.events:
+    if not snapshot.events:
         # Stages that are slow are beside their virtual worker.
         status = replace(status, slow=(), straggler=None)
         faults += [Fault("", "warning", line) for line in status.troubles() if line not in {one.text for one in faults}]
@@ -531,18 +533,18 @@ def _fault(logged: LoggedEvent) -> Fault:
 # -- several runs ------------------------------------------------------------------------------------------------------
 
 
-def compare_page(runs: Sequence[Seen]) -> str:
+def compare_page(runs: Sequence[RunSnapshot]) -> str:
     """Runs side by side: their curves over the same axes, how they ended, and the keys of the job that differ."""
     rows = [
         (
-            seen.brief.name,
-            seen.brief.status.state,
-            tone_of(seen.brief.status.state),
-            measure(loss_of(seen.brief)),
-            "–" if (found := progress_of(seen.brief).per_second) is None else rate(found),
-            _evaluation_text(seen),
+            snapshot.brief.name,
+            snapshot.brief.status.state,
+            tone_of(snapshot.brief.status.state),
+            measure(loss_of(snapshot.brief)),
+            "–" if (found := progress_of(snapshot.brief).per_second) is None else rate(found),
+            _evaluation_text(snapshot),
         )
-        for seen in runs
+        for snapshot in runs
     ]
     return _page(
         "ui/compare.html.j2",
@@ -553,12 +555,12 @@ def compare_page(runs: Sequence[Seen]) -> str:
         has_charts=True,
         runs=rows,
         charts=[figure_of(chart) for chart in compared(runs)],
-        keys=differing([seen.brief.job for seen in runs]),
+        keys=differing([snapshot.brief.job for snapshot in runs]),
     )
 
 
-def _evaluation_text(seen: Seen) -> str:
-    found = seen.brief.status.evaluations
+def _evaluation_text(snapshot: RunSnapshot) -> str:
+    found = snapshot.brief.status.evaluations
     return "–" if found is None else f"{measure(found.last.values.get(LOSS))} in epoch {found.last.epoch}"
 
 

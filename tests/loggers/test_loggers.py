@@ -13,7 +13,7 @@ import pytest
 from hetpipe.job.log import LogSection
 from hetpipe.loggers.feed import Feed
 from hetpipe.loggers.kinds import Kept, Logger, missing
-from hetpipe.loggers.message import Opening, Repeated, Values, of_evaluation, of_progress
+from hetpipe.loggers.message import Opening, StepRewind, Values, of_evaluation, of_progress
 from hetpipe.loggers.process import STATE_FILE, line_of, log_lines, opening_line
 from hetpipe.loggers.series import Series
 from hetpipe.values.events import Evaluated
@@ -38,7 +38,7 @@ def opening(folder: Path, *names: str, previous: Path | None = None) -> Opening:
     )
 
 
-def logged(first: Opening, *messages: Values | Repeated) -> list[tuple[str, str]]:
+def logged(first: Opening, *messages: Values | StepRewind) -> list[tuple[str, str]]:
     """Log these messages; returns the failures."""
     failures: list[tuple[str, str]] = []
     lines = [opening_line(first), *map(line_of, messages)]
@@ -112,7 +112,7 @@ def test_a_rewind_doubles_no_step_and_stays_visible(tmp_path: Path) -> None:
         loss(8, 2.0),
         loss(16, 1.5),
         loss(24, 1.25),
-        Repeated(),
+        StepRewind(),
         loss(16, 1.625),
         loss(24, 1.375),
         loss(32, 1.125),
@@ -201,7 +201,7 @@ def test_a_process_that_dies_is_reported_once_for_each_logger(tmp_path: Path) ->
 def test_the_real_process_writes_what_it_is_fed(tmp_path: Path) -> None:
     failures: list[tuple[str, str]] = []
     feed = Feed(opening(tmp_path / "run", "tensorboard"), lambda *one: failures.append(one))
-    for message in (loss(8, 2.0), Repeated(), loss(4, 2.125), loss(16, 1.5)):
+    for message in (loss(8, 2.0), StepRewind(), loss(4, 2.125), loss(16, 1.5)):
         feed.post(message)
     feed.close()
     assert feed.join(60.0)

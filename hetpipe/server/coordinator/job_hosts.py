@@ -29,7 +29,7 @@ from hetpipe.decide.lifecycle.registry import Mailboxes
 from hetpipe.durable import append
 from hetpipe.errors import HetpipeError, ResourceExhausted, UserError, VersionConflict
 from hetpipe.loggers.feed import Feed
-from hetpipe.loggers.message import Opening, Repeated, Values, of_evaluation, of_progress
+from hetpipe.loggers.message import Opening, StepRewind, Values, of_evaluation, of_progress
 from hetpipe.observe.log import bind_context, get_logger
 from hetpipe.server.coordinator.tasks import JobTasks, Tools
 from hetpipe.storage.store import ENDED_JOB_SECONDS, MAX_EVENTS, JobRecord, Store
@@ -158,7 +158,7 @@ class JobHost:
             case "usual":
                 """The events of the job have it."""
 
-    def log(self, message: Values | Repeated, on_failure: Callable[[JobHost, str, str], None]) -> None:
+    def log(self, message: Values | StepRewind, on_failure: Callable[[JobHost, str, str], None]) -> None:
         """Pass on a message to the loggers of the job, if it has any; the first one starts their process."""
         options = self.machine.job.log.options
         if not options:
@@ -403,7 +403,7 @@ class JobHosts:
             case Evaluated():
                 host.log(of_evaluation(event, wall=wall), self._logger_failed)
             case Rewound():
-                host.log(Repeated(), self._logger_failed)
+                host.log(StepRewind(), self._logger_failed)
             case JobEnded():
                 host.close_log()
             case _:

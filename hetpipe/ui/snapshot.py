@@ -112,7 +112,7 @@ class Brief:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RunSnapshot:
     """The content of the page of a run."""
 
     brief: Brief
@@ -183,7 +183,7 @@ class OpenRun:
         self._events: deque[LoggedEvent] = deque(maxlen=_MOST_EVENTS)
         self._events_end = 0
 
-    def see(self, job_status: JobStatus | None, shell: Shell) -> Seen | None:
+    def read(self, job_status: JobStatus | None, shell: Shell) -> RunSnapshot | None:
         """Read the run; None if the folder is no run, or one that is being created."""
         brief = brief_of(self.path, job_status, shell)
         if brief is None:
@@ -199,7 +199,7 @@ class OpenRun:
             decisions = ()
         folders = run_folders(self.path)
         attempts = tuple(map(self._attempt, folders))
-        return Seen(
+        return RunSnapshot(
             brief=brief,
             attempts=attempts,
             evaluations=tuple(_evaluations(self.path / EVALUATIONS)),
