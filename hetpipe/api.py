@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from hetpipe.checker import Report
 from hetpipe.checkpoint.export import Exported
 from hetpipe.cli.run.export import export_run
@@ -25,6 +23,7 @@ from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.sync.division import Block
 from hetpipe.decide.sync.segment import ScriptedChanges, first_progress, planned_segments, wave_change_at
 from hetpipe.job.file import Job, load_job
+from hetpipe.model.packed import unpack
 from hetpipe.pipeline.callables import MapDataset, build_train_data, check_not_importing, epoch_order
 from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.seeds import preserved_generators
@@ -244,7 +243,7 @@ def replay(run: str | Path | Run | None = None, *, vw: int, p: int) -> Replayed:
 
 def minibatch(
     job: JobSource, vw: int, p: int, *, indices: Sequence[int] | None = None, epoch: int = 1
-) -> tuple[Tensor | tuple[Tensor, ...], Any]:
+) -> tuple[Any, Any]:
     """The tensors of minibatch `p` of virtual worker `vw` in an undisturbed run of `job`, exactly.
 
     Each call builds the data set again. The random states of torch, `random` and NumPy are restored.
@@ -270,7 +269,8 @@ def minibatch(
         dataset = build_train_data(checked, Path.cwd())
         block, of = _block(checked, dataset, vw, p) if indices is None else (tuple(indices), epoch - 1)
         batch = read_minibatch(dataset, block, seed=checked.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p), epoch=of)
-    return (batch.inputs[0] if len(batch.inputs) == 1 else batch.inputs), batch.target
+    inputs = tuple(map(unpack, batch.inputs))
+    return (inputs[0] if len(inputs) == 1 else inputs), batch.target
 
 
 def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:

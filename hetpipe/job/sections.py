@@ -234,8 +234,9 @@ class DataSection(Section):
     """
     collate_fn: Call | None = Field(default=None, examples=["model:pad"])
     """Takes the list of a minibatch's samples, which may then be anything, and returns the minibatch: a pair (inputs,
-    target), or a mapping of the model's arguments. With arguments, `{call: module:callable, args: {…}}` is called once
-    and returns that function. None: the samples are stacked.
+    target), or a mapping of the model's arguments, which may be lists, such as images or boxes of different sizes, and
+    texts. With arguments, `{call: module:callable, args: {…}}` is called once and returns that function. None: the
+    samples are stacked.
     """
     num_workers: Annotated[int, Field(ge=0, le=MAX_DATA_WORKERS)] = Field(default=0, examples=[4])
     """Worker processes that read ahead, for each of the first and the last stage of a virtual worker; 0: these stages

@@ -18,9 +18,9 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn, overrides
 from torch.autograd.function import Function, _SingleLevelFunction
-from torch.distributions import distribution
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import checkpoint
 
@@ -161,6 +161,8 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.__iter__:
             func = _iterate
+        if func is torch._assert and isinstance(args[0], Tensor):  # noqa: SLF001 - dispatched for absent tensors, while plain ones are asked directly
+            return self._asserted(types, *args, **kwargs)
         tensors = tensors_of_call(args, kwargs)
         for tensor in tensors:
             if self.depends(tensor):
@@ -170,10 +172,16 @@ class Interception(TorchFunctionMode):
         name = name_of(func)
         if not looks_into(name, args):
             self.on_metadata(name, tensors)
+            if name == "set requires_grad" and args[0].requires_grad == args[1]:
+                return None  # of a value that is received, as of any that is no leaf, torch sets not even the same
             return func(*args, **kwargs)
         if func is _iterate:
             return iter(self.on_function(Tensor.unbind, "unbind", args, kwargs, tensors))
         return self.on_function(func, name, args, kwargs, tensors)
+
+    def _asserted(self, types: Any, condition: Tensor, message: str) -> None:
+        if not self.__torch_function__(Tensor.__bool__, types, (condition,)):
+            raise AssertionError(message)
 
     def depends(self, tensor: Tensor) -> bool:
         """Whether the tensor depends on weights or floating inputs."""
@@ -416,18 +424,14 @@ def checkpointing_above(frame: FrameType | None, *, until: str) -> Region:
 _OWN_FOLDER = __file__.rpartition("/")[0]
 
 
-def only_validates(frame: FrameType | None) -> bool:
-    """Whether a number is read by `torch.distributions` to reject invalid arguments, which decides nothing else."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_OWN_FOLDER, _OVERRIDES_FILE)):
-            return name == _DISTRIBUTION_FILE
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost Python frame from `frame` outwards that is neither of this package nor of torch's dispatch."""
+    while frame is not None and frame.f_code.co_filename.startswith((_OWN_FOLDER, _OVERRIDES_FILE)):
         frame = frame.f_back
-    return False
+    return frame
 
 
 _OVERRIDES_FILE = overrides.__file__
-_DISTRIBUTION_FILE = distribution.__file__
 
 
 def calling_frame() -> FrameType | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -23,6 +23,7 @@ from hetpipe.model.graph import (
     CutPoint,
     ForbiddenPlaces,
     agreeing,
+    aligned,
     buffers_kept_together,
     cuts_of,
     first_layers,
@@ -33,6 +34,7 @@ from hetpipe.model.graph import (
     weights_kept_together,
     work_until,
 )
+from hetpipe.model.packed import unpack
 from hetpipe.model.recording import Recorded, record
 from hetpipe.model.structure import Attributes, Leaf, Several, Skeleton, tensors_in
 from hetpipe.model.user_errors import forward_failure, is_out_of_memory
@@ -62,9 +64,9 @@ class Signature:
     """True: `model(**batch)`; False: `model(*inputs)`."""
 
     def call(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
-        """Call the model with one minibatch."""
+        """Call the model with one minibatch, whose packed entries are unpacked."""
         if self.is_mapping:
-            return model(**{key: tensors[key] for key in self.keys})
+            return model(**{key: unpack(tensors[key]) for key in self.keys})
         return model(*(tensors[key] for key in self.keys))
 
 
@@ -142,6 +144,7 @@ def describe(
     *,
     results_of: Callable[[Any], Any],
     set_training: Callable[[bool], None],
+    preserved: Callable[[], AbstractContextManager[object]],
     keep_all: bool = False,
     splits_ties: bool = True,
 ) -> tuple[CutDescription, CutSurvey]:
@@ -153,6 +156,7 @@ def describe(
         example: a minibatch.
         results_of: selects the part of its output that the loss needs.
         set_training: sets the training flags for training (True) or evaluation.
+        preserved: restores the states of all generators after a block, so that every recording draws the same.
         keep_all: end a layer at every allowed cut, including those not worth their traffic.
         splits_ties: allow cuts between the uses of one weight.
 
@@ -166,18 +170,18 @@ def describe(
     specs = _specs(model)
     records: dict[bool, Recorded] = {}
     variants: dict[bool, list[Recorded]] = {}
+    always: dict[bool, frozenset[str]] = {}
     needed = {True: results_of, False: whole_output}
 
-    def recorded(denied: int | None = None, *, training: bool) -> Recorded:
+    def recorded(denied: AbstractSet[int] = frozenset(), *, training: bool) -> Recorded:
         set_training(training)
-        with torch.set_grad_enabled(training), kept_buffers(model):
+        with torch.set_grad_enabled(training), kept_buffers(model), preserved():
             return _recorded(model, signature, example, floating, needed[training], denied, rewritten, assigned)
 
     rewritten, assigned = frozenset[str](), frozenset[str]()
     while True:
         for training in (False, True):
-            records[training] = recorded(training=training)
-            variants[training] = _variants(partial(recorded, training=training), records[training])
+            records[training], variants[training], always[training] = _variants(partial(recorded, training=training))
         of_each = [*records.values(), *variants[True], *variants[False]]
         written = rewritten.union(*(each.rewritten for each in of_each))
         assigned = assigned.union(*(each.assigned for each in of_each))
@@ -189,6 +193,7 @@ def describe(
         training: [cuts_of(each.recording, specs, splits_ties=splits_ties) for each in (records[training], *others)]
         for training, others in variants.items()
     }
+    every = {training: aligned(own, others) for training, (own, *others) in every.items()}
     recordings = [
         (each.recording, cuts)
         for training, others in variants.items()
@@ -198,7 +203,14 @@ def describe(
     judged = weights_kept_together([(each, cuts) for (each, _), cuts in zip(recordings, judged, strict=True)], specs)
     together = iter(judged)
     every = {training: [next(together) for _ in cuts] for training, cuts in every.items()}
-    found = {training: agreeing(own, others) for training, (own, *others) in every.items()}
+    found = {
+        training: agreeing(
+            own,
+            [(cuts, each.recording.entries) for cuts, each in zip(others, variants[training], strict=True)],
+            always[training],
+        )
+        for training, (own, *others) in every.items()
+    }
     allowed = {cut.key: cut for cut in found[False] if not cut.reason}
     common = [cut for cut in found[True] if not cut.reason and cut.key in allowed]
     chosen = tuple(common) if keep_all else layers_from(common, work_until(records[True].recording, specs))
@@ -247,7 +259,7 @@ def _recorded(
     example: Values,
     floating: Sequence[str],
     results_of: Callable[[Any], Any],
-    denied: int | None,
+    denied: AbstractSet[int],
     rewritten: frozenset[str],
     assigned: frozenset[str],
 ) -> Recorded:
@@ -275,16 +287,47 @@ def whole_output(output: Any) -> Any:
     return output
 
 
-def _variants(again: Callable[[int], Recorded], recorded: Recorded) -> list[Recorded]:
-    """Record the forward again with the answer to each boolean query of shared values inverted, one query at a time.
+def _variants(again: Callable[[AbstractSet[int]], Recorded]) -> tuple[Recorded, list[Recorded], frozenset[str]]:
+    """Record the forward, and with the answer to each boolean query of shared values inverted, one query at a time.
 
-    Other minibatches may give these answers. Answers with which the model fails are skipped: no data gives them.
+    Other minibatches may give these answers. Answers with which the model fails are skipped: no data gives them. Where
+    random numbers skip layers, the first recording skips none.
+
+    Returns:
+        The first recording, the others, and the entries that every minibatch has, whatever it skips.
     """
-    found = []
+    base = frozenset[int]()
+    recorded = again(base)
+    found = _inverted(again, recorded, base)
+    drawn = [number for number in recorded.drawn if number in found]
+    skipped = frozenset(number for number in drawn if _calls(found[number]) > _calls(recorded))
+    if skipped:
+        with suppress(CallableError):
+            fullest = again(skipped)
+            base, recorded, found = skipped, fullest, _inverted(again, fullest, skipped)
+    skipping = {number for number in drawn if number in found and _calls(found[number]) < _calls(recorded)}
+    always = recorded.recording.entries
+    if skipping:
+        try:
+            always &= again(base ^ skipping).recording.entries
+        except CallableError:  # it cannot do without any of them
+            always = frozenset()
+    return recorded, list(found.values()), always
+
+
+def _inverted(
+    again: Callable[[AbstractSet[int]], Recorded], recorded: Recorded, base: AbstractSet[int]
+) -> dict[int, Recorded]:
+    """Boolean query → the recording with its answer inverted against that of `base`."""
+    found: dict[int, Recorded] = {}
     for question in (*recorded.asked[:_MOST_QUESTIONS], *recorded.drawn):
         with suppress(CallableError):
-            found.append(again(question))
+            found[question] = again(base ^ {question})
     return found
+
+
+def _calls(recorded: Recorded) -> int:
+    return len(recorded.recording.frames)
 
 
 @contextmanager
@@ -583,7 +626,7 @@ def _mode(
         {_INPUTS: _inputs_skeleton(num_floating), **recorded.skeletons, **otherwise},
         open_paths or frozenset({""}),
         open_paths | inside | {""},
-        frozenset(place for cut in cuts for each in cut.crossing for place in each.places),
+        frozenset(place for cut in cuts for each in cut.crossing for places in each.all_places for place in places),
         frozenset[str]().union(*(each.drawing_paths for each in everything)),
         frozenset[Any]().union(*(each.drawing_functions for each in everything)),
         recorded.seeded_after,

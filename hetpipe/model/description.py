@@ -114,10 +114,19 @@ def _cut(plain: Mapping[str, Any]) -> CutPoint:
             each["dtype"],
             each["num_bytes"],
             each["has_gradient"],
+            tuple(tuple((key, leaf) for key, leaf in places) for places in each["others"]),
         )
         for each in plain["crossing"]
     )
-    return CutPoint(plain["key"], plain["label"], plain["order"], tuple(plain["around"]), crossing, plain["reason"])
+    return CutPoint(
+        plain["key"],
+        plain["label"],
+        plain["order"],
+        tuple(plain["around"]),
+        crossing,
+        plain["reason"],
+        plain["draw"],
+    )
 
 
 # -- functions -------------------------------------------------------------------------------------------------------

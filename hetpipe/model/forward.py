@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -63,6 +65,11 @@ class ModeContext:
     """Watchers of the modules that are called in open ones."""
 
 
+def _newest(ran: Mapping[int, int], places: Iterable[tuple[str, int]]) -> int:
+    """Position in the log of the newest entry of `places`; -1 if none is in it."""
+    return max(ran.get(check_of(key), -1) for key, _ in places)
+
+
 class StageForward(Interception):
     """One forward between two cuts; afterwards `values` holds what crosses the second one."""
 
@@ -94,17 +101,21 @@ class StageForward(Interception):
         self._context = context
         self._around_start = frozenset(start.around) if start is not None else frozenset()
         self._around_end = frozenset(end.around) if end is not None else frozenset()
-        self._end_key = None if end is None else end.key
+        self._end_key = None if end is None else end.end
         self._log = context.codec.decode(log) if log is not None else []
         self._next = 0
         self._received: dict[tuple[str, int], Tensor] = {}
+        #: Check of an entry's name → its position in the log.
+        ran = {check: index for index, (check, _, _) in enumerate(self._log)}
         for crossing in () if start is None else start.crossing:
-            for place in crossing.places:
+            # Of those that cross instead of one another, the last one that earlier stages have computed.
+            last = max(crossing.all_places, key=partial(_newest, ran)) if crossing.others else crossing.places
+            for place in last:
                 self._received[place] = received[crossing.name]
-        self._wanted: dict[tuple[str, int], str] = {}
+        self._wanted: dict[tuple[str, int], list[str]] = {}
         for crossing in () if end is None else end.crossing:
-            for place in crossing.places:
-                self._wanted[place] = crossing.name
+            for place in chain.from_iterable(crossing.all_places):
+                self._wanted.setdefault(place, []).append(crossing.name)
         self._device = device
         self._seed = seed
         self._normalise = normalise
@@ -221,9 +232,12 @@ class StageForward(Interception):
         return self._noted(frame, key, result, args, kwargs)
 
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """Seed the generators before a function that draws."""
+        """Seed the generators before a function that draws, or end the forward before it."""
         if function in self._context.drawing_functions and self.stack and not self._is_recomputed():
-            self._seed(self.stack[-1].key(f"shared {getattr(function, '__name__', '')}"))
+            key = self.stack[-1].key(f"shared {getattr(function, '__name__', '')}")
+            if key == self._end_key:
+                self._stop()
+            self._seed(key)
         return function(*args, **kwargs)
 
     @staticmethod
@@ -327,8 +341,7 @@ class StageForward(Interception):
         return tensor
 
     def _keep(self, key: str, index: int, tensor: Tensor) -> None:
-        name = self._wanted.get((key, index))
-        if name is not None:
+        for name in self._wanted.get((key, index), ()):
             self.values[name] = tensor
 
     def _seed_after(self, key: str) -> None:

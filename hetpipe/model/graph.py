@@ -126,6 +126,8 @@ class Step:
     """Both it and an earlier entry are inside `torch.utils.checkpoint`."""
     is_reentrant: bool = False
     """A function call inside `torch.utils.checkpoint` with `use_reentrant=True`."""
+    draw: str = ""
+    """Key of the call, if it draws random numbers from shared values: `torch.rand([])` before LayerDrop."""
 
     @property
     def only_writes(self) -> bool:
@@ -148,6 +150,11 @@ class Recording:
     switched: frozenset[str] = frozenset()
     """Trainable parameters whose gradients the forward switches on or off."""
 
+    @property
+    def entries(self) -> frozenset[str]:
+        """Keys of all entries."""
+        return frozenset(step.key for step in self.steps if step.key)
+
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
@@ -160,6 +167,14 @@ class Crossing:
     dtype: str
     num_bytes: int
     has_gradient: bool
+    others: tuple[tuple[tuple[str, int], ...], ...] = ()
+    """Places of values that cross instead where layers are skipped at random: of all that a minibatch computes before
+    the cut, the last one crosses."""
+
+    @property
+    def all_places(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """`places`, and `others`."""
+        return (self.places, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +182,7 @@ class CutPoint:
     """A place between two entries."""
 
     key: str
-    """Key of the entry after it."""
+    """Key of the entry after it, where no layer is skipped at random."""
     label: str
     order: int
     """Position of that entry's start."""
@@ -177,6 +192,13 @@ class CutPoint:
     """Crossing values in order; integer inputs and the log cross every cut and are not listed."""
     reason: str = ""
     """Why it is forbidden; empty if it is allowed."""
+    draw: str = ""
+    """Key of the draw of random numbers that it is before, which may skip the entry; empty if there is none."""
+
+    @property
+    def end(self) -> str:
+        """Key of the call before which a forward ends."""
+        return self.draw or self.key
 
     @property
     def forward_bytes(self) -> int:
@@ -285,10 +307,36 @@ def cuts_of(
     )
     reentrant = {f"parameter:{name}" for step in recording.steps if step.is_reentrant for name in step.parameters}
     switched = {f"parameter:{name}" for name in recording.switched}
-    return tuple(
-        _with_ties_judged(_cut(analysis, step), {REENTRANT_TIE: reentrant, SWITCHED: switched}, splits_ties=splits_ties)
-        for step in entries
-    )
+    cuts = [_cut(analysis, step) for step in entries]
+    for draw in recording.steps:
+        if draw.draw and draw.started > first_entries.get(draw.frame, draw.started):
+            behind = next((step for step in entries if step.frame == draw.frame and step.started > draw.started), None)
+            if behind is not None:
+                cuts.append(replace(_cut(analysis, draw), key=behind.key, label=behind.label, draw=draw.draw))
+    cuts.sort(key=lambda cut: cut.order)
+    amiss = {REENTRANT_TIE: reentrant, SWITCHED: switched}
+    return tuple(_with_ties_judged(cut, amiss, splits_ties=splits_ties) for cut in cuts)
+
+
+def aligned(cuts: Sequence[CutPoint], others: Iterable[Sequence[CutPoint]]) -> list[tuple[CutPoint, ...]]:
+    """The cuts of several recordings of one forward, with one place per key, and the same one in each.
+
+    A draw of random numbers may skip the entry after it in some of them, so the cut before the draw takes the place of
+    the one before the entry, under the key of the latter in the first recording.
+
+    Args:
+        cuts: of the recording by which the model is cut.
+        others: of recordings with other answers.
+    """
+    own = {cut.key: cut for cut in cuts if not cut.draw}
+    own |= {cut.key: cut for cut in cuts if cut.draw}  # of several draws before one entry the last
+    keys = {cut.draw: cut.key for cut in own.values() if cut.draw}
+    found = [tuple(sorted(own.values(), key=lambda cut: cut.order))]
+    for other in others:
+        there = {cut.key: cut for cut in other if not cut.draw and cut.key not in keys.values()}
+        there |= {keys[cut.draw]: replace(cut, key=keys[cut.draw]) for cut in other if cut.draw in keys}
+        found.append(tuple(sorted(there.values(), key=lambda cut: cut.order)))
+    return found
 
 
 def _with_ties_judged(cut: CutPoint, amiss: Mapping[str, AbstractSet[str]], *, splits_ties: bool) -> CutPoint:
@@ -547,25 +595,78 @@ def _uses(recording: Recording) -> dict[str, _Use]:
     return found
 
 
-def agreeing(cuts: Sequence[CutPoint], others: Iterable[Sequence[CutPoint]]) -> tuple[CutPoint, ...]:
+def agreeing(
+    cuts: Sequence[CutPoint],
+    others: Iterable[tuple[Sequence[CutPoint], AbstractSet[str]]],
+    always: AbstractSet[str],
+) -> tuple[CutPoint, ...]:
     """The same cuts, with those forbidden that are not allowed, with the same crossing values, in each of `others`.
+
+    A cut before a draw of random numbers, which may skip a layer, may have one value instead of another in each.
 
     Args:
         cuts: cuts of the recording by which the model is cut.
-        others: cuts of recordings with other answers of shared values.
+        others: cuts, and entries, of recordings with other answers of shared values.
+        always: entries that no answer skips.
     """
-    found = tuple(cuts)
-    for other in others:
-        there = {cut.key: _what_crosses(cut) for cut in other if not cut.reason}
-        found = tuple(
-            cut if cut.reason or there.get(cut.key) == _what_crosses(cut) else replace(cut, reason=VARIES)
-            for cut in found
-        )
-    return found
+    found = list(cuts)
+    #: Name of a value → those that cross instead of it where a layer is skipped at random.
+    instead: dict[str, dict[str, Crossing]] = {}
+    for other, entries in others:
+        there = {cut.key: cut for cut in other if not cut.reason}
+        for index, cut in enumerate(found):
+            if cut.reason:
+                continue
+            differing = _differing(cut, there.get(cut.key), entries)
+            if differing is None:
+                found[index] = replace(cut, reason=VARIES)
+            for value, one in differing or ():
+                instead.setdefault(value.name, {})[one.name] = one
+    return tuple(_with_all_others(cut, instead, always) if cut.draw and not cut.reason else cut for cut in found)
 
 
-def _what_crosses(cut: CutPoint) -> tuple[object, ...]:
-    return cut.around, tuple((each.name, each.places, each.dtype, each.has_gradient) for each in cut.crossing)
+def _differing(
+    cut: CutPoint, other: CutPoint | None, entries: AbstractSet[str]
+) -> list[tuple[Crossing, Crossing]] | None:
+    """The value that crosses `cut`, and the one that crosses `other` instead, if there are; None for more differences.
+
+    Values that are computed in the other recording, too, but not used behind the cut, may cross it.
+    """
+    if other is None or (cut.around, cut.draw) != (other.around, other.draw):
+        return None
+    here, there = ([(v.name, v.places, v.dtype, v.has_gradient) for v in each.crossing] for each in (cut, other))
+    if here == there:
+        return []
+    own = [value for value, key in zip(cut.crossing, here, strict=True) if key not in there]
+    others = [value for value, key in zip(other.crossing, there, strict=True) if key not in here]
+    if not others:
+        own = [value for value in own if not any(key in entries for key, _ in value.places)]
+    if not cut.draw or len(own) != len(others) or len(own) > 1:
+        return None
+    pairs = list(zip(own, others, strict=True))
+    is_alike = all((v.dtype, v.has_gradient) == (one.dtype, one.has_gradient) and one.places for v, one in pairs)
+    return pairs if is_alike else None
+
+
+def _with_all_others(
+    cut: CutPoint, instead: Mapping[str, Mapping[str, Crossing]], always: AbstractSet[str]
+) -> CutPoint:
+    crossing = tuple(_with_others(each, instead) for each in cut.crossing)
+    is_there = all(
+        not each.places or any(key in always for places in each.all_places for key, _ in places) for each in crossing
+    )
+    return replace(cut, crossing=crossing) if is_there else replace(cut, reason=VARIES)
+
+
+def _with_others(value: Crossing, instead: Mapping[str, Mapping[str, Crossing]]) -> Crossing:
+    """The value with all that cross instead of it, where any of the layers before the cut are skipped."""
+    found = {value.name: value}
+    waiting = [value.name]
+    while waiting:
+        new = {name: one for name, one in instead.get(waiting.pop(), {}).items() if name not in found}
+        found |= new
+        waiting += new
+    return replace(value, others=tuple(one.places for name, one in found.items() if name != value.name))
 
 
 def forbidden_places(

@@ -30,7 +30,7 @@ from hetpipe.model.calls import (
     has_own_call,
     looks_into,
     name_of,
-    only_validates,
+    user_frame,
     version_of,
 )
 from hetpipe.model.graph import (
@@ -50,6 +50,7 @@ from hetpipe.model.graph import (
     Step,
     Value,
 )
+from hetpipe.model.rejections import only_rejects
 from hetpipe.model.sizes import NUMBERED_BY_SIZE, READS_SIZE, SizeWatch, keeps_size
 from hetpipe.model.structure import (
     OF_EVERY_MODULE,
@@ -115,6 +116,7 @@ class _StepNote:
     opaque: str = ""
     is_amid_region: bool = False
     is_reentrant: bool = False
+    draw: str = ""
 
 
 def record(
@@ -123,7 +125,7 @@ def record(
     inputs: Mapping[str, Tensor],
     results_of: Callable[[Any], Any],
     *,
-    denied: int | None = None,
+    denied: AbstractSet[int] = frozenset(),
     rewritten: AbstractSet[str] = frozenset(),
     assigned: AbstractSet[str] = frozenset(),
 ) -> Recorded:
@@ -137,7 +139,7 @@ def record(
         call: runs one forward.
         inputs: its floating inputs, by name.
         results_of: selects what the loss needs of the result of `call`, as nested containers of tensors.
-        denied: index (from 0) of the boolean query whose answer is inverted.
+        denied: indices (from 0) of the boolean queries whose answers are inverted.
         rewritten: `Recorded.rewritten` of every mode.
         assigned: `Recorded.assigned` of every mode.
 
@@ -151,6 +153,9 @@ _DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tens
 
 #: Limit on the boolean queries of random numbers that a recording answers both ways; beyond it the module is not cut.
 _MOST_DRAWN = 64
+
+#: The function on shared values before which a model is cut, for LayerDrop; it draws at each call.
+_DRAW = "rand"
 
 #: What switches the gradient of a tensor on or off.
 _SWITCHES = frozenset({"requires_grad_", "set requires_grad"})
@@ -185,7 +190,7 @@ class _Recorder(Interception):
         self,
         model: nn.Module,
         inputs: Mapping[str, Tensor],
-        denied: int | None,
+        denied: AbstractSet[int],
         rewritten: AbstractSet[str],
         assigned: AbstractSet[str],
     ) -> None:
@@ -400,7 +405,7 @@ class _Recorder(Interception):
                 self._drawn_questions.append(number)
                 if len(self._drawn_questions) > _MOST_DRAWN:
                     self._close(self.stack[-1].index, DRAWN)
-            return result != (number == self._denied)
+            return result != (number in self._denied)
         is_number = not isinstance(result, Tensor) and looks_into(name, args)
         is_drawn = is_number and not self._drawn.isdisjoint(self._known(tensors))
         return self._number_drawn(tensors, result) if is_drawn else result
@@ -416,7 +421,7 @@ class _Recorder(Interception):
         if len(self._drawn_questions) > _MOST_DRAWN:
             self._close(self.stack[-1].index, DRAWN)
         ends = dict(zip(numbers, _ends(tensors[0]), strict=True))
-        return result if self._denied not in ends else float(ends[self._denied])
+        return next((float(end) for number, end in ends.items() if number in self._denied), result)
 
     def _known(self, tensors: Iterable[Tensor]) -> set[int]:
         """Indices of the values among `tensors`; -1 stands for any other."""
@@ -436,7 +441,7 @@ class _Recorder(Interception):
         if draws or not self._drawn.isdisjoint(self._known(tensors)):
             found = self._known(tensors_in(result)) - {-1}
             self._drawn |= found
-            if draws and name == "rand":
+            if draws and name == _DRAW:
                 self._uniform |= found
 
     def _call(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], *, is_shared: bool) -> Any:
@@ -462,6 +467,8 @@ class _Recorder(Interception):
         region = checkpointing_above(calling_frame(), until="on_module")
         if not self._drew_nothing(before, self._states):
             self._drawing_functions.add(function)
+            if is_shared and name == _DRAW and not region.is_inside:
+                note.draw = frame.key(f"shared {name}")
             if region.is_inside:
                 self._close(frame.index, CHECKPOINTED)
                 self._draws_in_region |= frame.index == 0
@@ -607,7 +614,7 @@ class _Recorder(Interception):
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 note.outputs.append(-1)
-                if note.opens is None and note.key and not only_validates(calling_frame()):
+                if note.opens is None and note.key and not only_rejects(user_frame(calling_frame())):
                     self._close(note.frame, DECIDES)
                 continue
             if id(leaf) in self._parameters or id(leaf) in self._frozen:
@@ -654,6 +661,7 @@ class _Recorder(Interception):
             note.opaque,
             note.is_amid_region,
             note.is_reentrant,
+            note.draw,
         )
 
     def _close_behind(self, frame: OpenCall | None, reason: str) -> None:

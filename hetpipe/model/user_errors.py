@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.errors import CallableError, HetpipeError
+from hetpipe.model.packed import entries_text
 
 #: Folder of hetpipe itself.
 _OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
@@ -78,15 +79,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def shapes_text(tensors: Mapping[str, Tensor]) -> str:
-    """Shapes as text: `input_ids [4, 9], labels [4, 9]`."""
-    return ", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items())
-
-
 def forward_failure(model: nn.Module, tensors: Mapping[str, Tensor], error: Exception) -> str:
     """Message for a model that fails on its first minibatch."""
     return (
-        f"model: {type(model).__name__}'s forward failed on a minibatch of {shapes_text(tensors)}: "
+        f"model: {type(model).__name__}'s forward failed on a minibatch of {entries_text(tensors)}: "
         f"{raised_text(error)}; call the model on these samples of `data.train` by hand, and fix the model or the data"
     )
 

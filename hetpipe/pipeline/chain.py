@@ -22,6 +22,7 @@ from hetpipe.model.absent import AbsentParameter, AbsentTensor
 from hetpipe.model.cut_model import CutDescription, CutModel, Signature, describe, whole_output
 from hetpipe.pipeline.modes import ModuleMode, enter_evaluation, enter_training, modes_of
 from hetpipe.pipeline.precision import autocast
+from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.values.alignment import alignment_on
 from hetpipe.values.freezing import FreezeMode
 from hetpipe.values.ids import LayerIndex
@@ -294,6 +295,7 @@ def cut_chain(
             example,
             results_of=results_of,
             set_training=lambda training: (enter_training if training else enter_evaluation)(modes),
+            preserved=preserved_generators,
             keep_all=keep_all,
             splits_ties=splits_ties,
         )

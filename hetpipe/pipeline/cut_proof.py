@@ -149,8 +149,14 @@ class _Proof:
             for layer in self._chain
             for local, name in layer.parameters.items()
         }
+        found = self._bare_unreplaced(bare, first)
         self._compare_made(bare, weights)
-        self._compare(self._bare(bare, first), self._watched(weights, first), "the model as it is")
+        try:
+            self._compare(found, self._watched(weights, first), "the model as it is")
+        except CallableError:
+            self._check_repeatable(build, first)
+            raise
+        del found
         others = other_weights(weights)
         with torch.no_grad():
             for name, parameter in bare.named_parameters():
@@ -271,6 +277,43 @@ class _Proof:
                 sent = found.inputs
             results.append(_Result(value, gradients, buffers))
         return results
+
+    def _bare_unreplaced(self, model: nn.Module, batch: Batch) -> _Result:
+        """The first minibatch of the unmodified model.
+
+        Raises:
+            CallableError: its forward puts other modules in the place of its own.
+        """
+        before = dict(model.named_modules())
+        found = self._bare(model, batch)
+        after = dict(model.named_modules())
+        other = next((path for path in before if after.get(path) is not before[path]), None)
+        if other is not None:
+            raise CallableError(
+                f"model: its forward replaces {other} ({type(before[other]).__name__}) by another module, and stages "
+                "build the model as it was before; configure it so that it is built as it runs, or, if only the first "
+                "forward does it, run the model once on a sample before you return it"
+            )
+        return found
+
+    def _check_repeatable(self, build: Callable[[], nn.Module], batch: Batch) -> None:
+        """Check that two instances of the unmodified model give the same loss under one seed.
+
+        Raises:
+            CallableError: they do not.
+        """
+        losses: list[float] = []
+        for _ in range(2):
+            model = build()
+            modes_of(model)
+            losses.append(self._bare(model, batch).loss)
+        if losses[0] != losses[1] and not losses[0] != losses[0]:
+            raise CallableError(
+                f"model: on one minibatch under one seed, two instances of it give the losses {losses[0]:.9g} and "
+                f"{losses[1]:.9g}, so no stage can repeat what another one does: its forward seeds a generator anew "
+                "(torch.seed()), or draws from one of its own; let it draw from torch, `random` or NumPy's global "
+                "functions"
+            )
 
     # -- comparisons -------------------------------------------------------------------------------------------------
 

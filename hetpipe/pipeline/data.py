@@ -16,6 +16,8 @@ from torch.utils.data import default_collate
 
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
+from hetpipe.model.packed import pack
+from hetpipe.model.structure_text import NotDescribable
 from hetpipe.model.user_errors import raised_text
 from hetpipe.observe.log import get_logger, log_path
 from hetpipe.pipeline.callables import CollatedDataset, CollateFunction, MapDataset, stream_of
@@ -37,6 +39,7 @@ class Batch:
     """The tensors of one minibatch."""
 
     inputs: tuple[Tensor, ...]
+    """One per argument of the model; packed, if it is not a tensor itself (`model/packed.py`)."""
     target: Any
     """Second argument of the loss; the whole batch if samples are mappings."""
     num_samples: int
@@ -67,7 +70,7 @@ def read_batch(dataset: MapDataset, indices: Sequence[int], *, key: str = "data.
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise CallableError(_why_not_stacked(samples, indices, key, error)) from error
     if isinstance(collated, Mapping):
-        return _mapping_batch(collated, len(indices), f"{key}: sample {indices[0]}")
+        return _mapping_batch(collated, len(indices), f"{key}: sample {indices[0]}: its entry")
     inputs, target = collated
     values = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     if not all(isinstance(value, Tensor) for value in values):
@@ -90,13 +93,7 @@ def _collated_by_user(collate_fn: CollateFunction, samples: list[Any], indices: 
         traceback = f"; the traceback is in {log}" if log is not None else ""
         raise CallableError(f"{where} raised {raised_text(error)}{traceback}") from error
     if isinstance(collated, Mapping):
-        wrong = [name for name, value in collated.items() if not isinstance(value, Tensor)]
-        if wrong:
-            raise CallableError(
-                f"{where} returned a mapping whose entry {wrong[0]} is of type "
-                f"{type(collated[wrong[0]]).__name__}; every entry of a minibatch is a tensor: convert it, or omit it"
-            )
-        return Batch(tuple(collated.values()), dict(collated), len(indices), tuple(map(str, collated)))
+        return _mapping_batch(collated, len(indices), f"{where} returned a mapping whose entry")
     if not (isinstance(collated, tuple | list) and len(collated) == len(("inputs", "target"))):
         raise CallableError(
             f"{where} returned {collated!r:.80}; return a pair (inputs, target), or a mapping of the model's arguments"
@@ -116,21 +113,27 @@ def listed(indices: Sequence[int]) -> str:
     return shown if len(indices) <= _MAX_NAMED else f"{shown}, …"
 
 
-def _mapping_batch(collated: Mapping[str, Any], num_samples: int, where: str) -> Batch:
-    """Build a minibatch of samples that are mappings.
+def _mapping_batch(collated: Mapping[str, Any], num_samples: int, whose: str) -> Batch:
+    """Build a minibatch of the model's arguments by name; those that are not a tensor each are packed.
+
+    Args:
+        collated: the arguments.
+        num_samples: samples in it.
+        whose: begins a message that continues with the name of an entry.
 
     Raises:
-        CallableError: an entry is not a tensor.
+        CallableError: an entry has an object that cannot be packed.
     """
-    wrong = [name for name, value in collated.items() if not isinstance(value, Tensor)]
-    if wrong:
-        raise CallableError(
-            f"{where}: its entry {wrong[0]} is of type {type(collated[wrong[0]]).__name__} when samples are stacked; a "
-            "mapping of the model's arguments holds tensors, numbers or NumPy arrays, and omits entries that are None: "
-            "pad boxes or the like to one number per sample, give each list or mapping in it an entry of its own, and "
-            "reassemble it in a model around yours"
-        )
-    return Batch(tuple(collated.values()), dict(collated), num_samples, tuple(map(str, collated)))
+    inputs: list[Tensor] = []
+    for name, value in collated.items():
+        try:
+            inputs.append(value if isinstance(value, Tensor) else pack(value))
+        except NotDescribable as error:
+            raise CallableError(
+                f"{whose} {name} is of type {type(value).__name__} and has {error}; the arguments of a model are "
+                "tensors, numbers, texts, None, and lists, tuples or mappings of these: convert it to them"
+            ) from error
+    return Batch(tuple(inputs), dict(collated), num_samples, tuple(map(str, collated)))
 
 
 def _read(dataset: MapDataset, indices: Sequence[int], key: str) -> list[Any]:
@@ -192,7 +195,8 @@ def _why_not_stacked(samples: Sequence[Any], indices: Sequence[int], key: str, e
             return (
                 f"{key}: samples {indices[0]} and {indices[other]} cannot be stacked into one minibatch: the {name} of "
                 f"one is {shapes[0]}, of the other {shapes[other]}; bring all samples to one shape in "
-                "__getitem__ (pad or crop them), name a `data.collate_fn` that pads a minibatch, or set `batch_size: 1`"
+                "__getitem__ (pad or crop them), name a `data.collate_fn` that pads a minibatch or makes lists, or set "
+                "`batch_size: 1`"
             )
     text = str(error).split("\n", maxsplit=1)[0]
     return (

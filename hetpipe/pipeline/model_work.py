@@ -25,7 +25,7 @@ _LEAST_DIMENSIONS = 2
 
 
 def model_work(
-    inputs: Sequence[Tensor],
+    samples: int,
     compute_loss: Callable[[], Tensor],
     parameters: Sequence[Tensor],
     *,
@@ -35,13 +35,12 @@ def model_work(
     """Measure the work of one sample.
 
     Args:
-        inputs: a minibatch; samples are the first dimension.
-        compute_loss: runs the model on it.
+        samples: samples in a minibatch.
+        compute_loss: runs the model on one.
         parameters: the trainable parameters.
         tokens_per_sample: None if unknown.
         precision: what the model computes in.
     """
-    samples = inputs[0].shape[0]
     dtype = compute_dtype(((dtype_name(one.dtype), one.numel()) for one in parameters), precision)
     return ModelWork(tokens_per_sample, _count(compute_loss, parameters, samples), dtype)
 

@@ -14,7 +14,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.model.cut_model import CutModel
-from hetpipe.pipeline.callables import build_model, load_callable
+from hetpipe.pipeline.callables import CollatedDataset, build_model, load_callable
 from hetpipe.pipeline.data import Batch, read_batch
 from hetpipe.pipeline.layering import layers_of, on_output
 from hetpipe.profiler.subject import Subject, load_subject
@@ -191,6 +191,29 @@ def mean(output: Tensor, batch: Any) -> Tensor:
 def switching(data: str, stages: int) -> Job:
     changes = {"loss": "tests.model.test_bad_input:mean", "data": {"train": f"tests.model.test_bad_input:{data}"}}
     return job_of("Switching", stages=stages, **changes)
+
+
+class Replacing(Plain):
+    """Becomes another one in its first forward, as BigBird does with short sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed: nn.Module = nn.Bilinear(WIDTH, WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = super().forward(value)
+        if isinstance(self.mixed, nn.Bilinear):
+            self.mixed = nn.Linear(WIDTH, WIDTH)
+        result: Tensor = self.mixed(value)
+        return result
+
+
+class Unrepeatable(Plain):
+    """Seeds torch from the clock, as Reformer does."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        torch.seed()
+        return nn.functional.dropout(super().forward(value))
 
 
 class Lossless(Plain):
@@ -410,12 +433,27 @@ def test_a_model_that_raises_in_a_later_minibatch_only(stages: int, tmp_path: Pa
         )
 
 
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            "Replacing",
+            r"^model: its forward replaces mixed \(Bilinear\) by another module, .* run the model once on a ",
+        ),
+        ("Unrepeatable", r"^model: on one minibatch under one seed, two instances of it give the losses .*seed\(\)"),
+    ],
+)
+def test_a_model_whose_forward_nobody_can_repeat(model: str, told: str) -> None:
+    with pytest.raises(CallableError, match=told):
+        prove_subject(subject_of(model), ROOT, SYSTEM_CLOCK)
+
+
 def test_a_model_that_raises_in_its_second_forward_is_refused_before_training() -> None:
     with pytest.raises(CallableError, match=r"model: .* failed.*IndexError: all states are used up \(.* line \d+\); "):
         prove_subject(subject_of("FailingAtOnce"), ROOT, SYSTEM_CLOCK)
 
 
-def test_lists_of_boxes() -> None:
+def test_lists_of_boxes_without_a_collate_fn() -> None:
     class Boxes:
         def __len__(self) -> int:
             return 4
@@ -424,13 +462,23 @@ def test_lists_of_boxes() -> None:
             return {"image": ROWS, "targets": {"boxes": torch.zeros(index + 1, 4)}}
 
     told = r"^data\.train: samples 0 and 1 cannot be stacked into one minibatch: the entry targets of "
-    told += r"one is a dict of "
-    with pytest.raises(CallableError, match=told + r"boxes: of shape \[1, 4\].*\(pad or crop them\)"):
-        read_batch(Boxes(), range(2))
-    told = r"^data\.train: sample 0: its entry targets is of type dict when samples are stacked; .*: "
-    told += r"pad boxes or the like to"
+    told += r"one is a dict of boxes: of shape \[1, 4\].*a `data\.collate_fn` that pads a minibatch or makes lists"
     with pytest.raises(CallableError, match=told):
-        read_batch(Boxes(), range(1))
+        read_batch(Boxes(), range(2))
+
+
+def test_an_entry_that_cannot_be_packed() -> None:
+    class Objects:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return index
+
+    told = r"^data\.collate_fn: given samples 0, 1 of data\.train, it returned a mapping whose entry targets is of "
+    told += r"type list and has an object other than a dense tensor, .*: convert it to them$"
+    with pytest.raises(CallableError, match=told):
+        read_batch(CollatedDataset(Objects(), lambda samples: {"targets": [object() for _ in samples]}), range(2))
 
 
 def test_every_model_here_is_all_right_but_for_what_it_is_for() -> None:

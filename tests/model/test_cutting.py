@@ -360,16 +360,56 @@ class Skipping(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_layers_that_are_skipped_at_random_are_cut_only_if_none_can_be(share: float) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_layers_that_are_skipped_at_random_are_cut_before_their_draws(share: float) -> None:
     made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
     subject = Subject(lambda: Skipping(share), made, loss=lambda output: output.square().mean())
     assert not differences(subject.uncut(made), subject.watched(made))
     names = [layer.name for layer in subject.layers]
-    assert (len(names) == 3 + 3 * 10) if share == 0.0 else (names == ["entry", "tanh"])
-    for seed in range(4):
+    layers = [f"layers.{index}" for index in range(10)]
+    assert (len(names) == 3 + 3 * 10) if share == 0.0 else (names == ["entry", "tanh", *layers])
+    for seed in range(5):
         with patch("tests.model.harness.SEED", seed):
             assert_cut_anywhere(subject, made, at_most=4)
+
+
+class SkippingTwice(nn.Module):
+    """LayerDrop in two towers, of which the second reads the first at each layer, and which returns all it has made."""
+
+    def __init__(self, *, returns_all: bool) -> None:
+        super().__init__()
+        self.entry, self.other, self.returns_all = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), returns_all
+        self.first, self.second = (nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)]) for _ in range(2))
+
+    def forward(self, value: Tensor) -> tuple[Tensor, ...]:
+        value = self.entry(value)
+        kept = self.other(value)
+        made: tuple[Tensor, ...] = ()
+        for layer in self.first:
+            draw = torch.rand([])
+            if not (self.training and draw < 0.5):
+                value = layer(value).relu_()
+            made = (*made, value)
+        for layer in self.second:
+            if not (self.training and torch.rand(1).item() < 0.5):
+                kept = layer(kept + value).tanh()
+        return (kept, *made) if self.returns_all else (kept,)
+
+
+@pytest.mark.parametrize("returns_all", [True, False])
+def test_layers_that_are_skipped_in_two_towers(*, returns_all: bool) -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(
+        lambda: SkippingTwice(returns_all=returns_all),
+        made,
+        loss=lambda output: torch.stack([each.square().mean() for each in output]).sum(),
+    )
+    names = [layer.name for layer in subject.layers]
+    first = [f"first.{index}" for index in range(4)]
+    assert names == ["entry", "other", *(first[:2] if returns_all else [*first, "add", "add@1", "add@2"])]
+    for seed in range(8):
+        with patch("tests.model.harness.SEED", seed):
+            assert_cut_anywhere(subject, made)
 
 
 class Collecting(nn.Module):
@@ -424,6 +464,40 @@ def test_the_validation_of_a_distribution_forbids_no_cut() -> None:
     subject = Subject(Variational, made, loss=lambda output: output.square().mean())
     assert not differences(subject.uncut(made), subject.watched(made))
     assert assert_cut_anywhere(subject, made) > 6
+
+
+class Rejecting(nn.Module):
+    """Raises where values are not finite, in several ways of writing it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, value: Tensor, scale: float | None = None) -> Tensor:
+        value = self.first(value)
+        if scale is None and (torch.isnan(value).any() or torch.isinf(value).any()):
+            where = torch.isnan(value).nonzero()
+            raise ValueError(f"not a number at {where}")
+        value = self.second(value)
+        torch._assert(value.dim() == 2, "no rows")  # type: ignore[no-untyped-call]
+        assert value.abs().max().item() < LARGE, "too large"
+        torch._assert((value < LARGE).all(), "too large")  # type: ignore[no-untyped-call]  # torchvision does
+        if not value.isfinite().all():
+            raise ValueError("not finite")
+        if float(value.detach().sum()) > LARGE:
+            raise ValueError("too large")
+        result: Tensor = self.third(value)
+        return result
+
+
+LARGE = 1e6
+
+
+def test_conditions_that_only_raise_forbid_no_cut() -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(Rejecting, made, loss=lambda output: output.square().mean())
+    assert not differences(subject.uncut(made), subject.watched(made))
+    assert assert_cut_anywhere(subject, made) > 9
 
 
 class Scaled(torch.autograd.Function):

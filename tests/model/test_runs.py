@@ -126,6 +126,11 @@ def averaged() -> nn.Module:
 def test_ties_train_to_the_bits_of_the_reference_under_every_policy_that_splits_them(
     name: str, weights: WeightPolicy, stages: int, tmp_path: Path
 ) -> None:
+    assert_trains(name, weights, stages, tmp_path)
+
+
+def assert_trains(name: str, weights: WeightPolicy, stages: int, tmp_path: Path) -> None:
+    """Two virtual workers train it to the bits of the reference."""
     job = mixed_job(name, weights=weights, stages=stages)
     run_in_process(InProcessRun(job=job, run_dir=tmp_path, import_path=ROOT, stall_seconds=60.0))
     assert not (report := check_run(tmp_path, require_complete=True)).violations, "\n".join(report.lines())
@@ -148,6 +153,35 @@ def test_ties_train_to_the_bits_of_the_reference_under_every_policy_that_splits_
     assert_same_bits(trained(tmp_path), run_reference(reference))
 
 
+class Dropping(nn.Module):
+    """LayerDrop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry, self.head = nn.Linear(3 * 32 * 32, 8), nn.Linear(8, zoo.CLASSES)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(6)])
+
+    def forward(self, image: Tensor) -> Tensor:
+        value = self.entry(image.flatten(1)).tanh()
+        for layer in self.layers:
+            if self.training and torch.rand([]) < 0.4:
+                continue
+            value = nn.functional.dropout(layer(value).tanh() + value, 0.1, self.training)
+        result: Tensor = self.head(value)
+        return result
+
+
+def dropping() -> nn.Module:
+    return Dropping()
+
+
+def test_layers_that_are_skipped_at_random_train_to_the_bits_of_the_reference(tmp_path: Path) -> None:
+    assert_trains("dropping", "wave", 3, tmp_path)
+
+
+#: Models of this module.
+OWN = {"mixed", "dropping"}
+
 MIXED_MEMORY = {"head": "keep", "norms.[13]": "keep", "*": "recompute"}
 
 
@@ -156,14 +190,15 @@ MIXED_MEMORY = {"head": "keep", "norms.[13]": "keep", "*": "recompute"}
     [
         pytest.param("mixed", "recompute", marks=pytest.mark.exhaustive),
         ("mixed", MIXED_MEMORY),
+        ("dropping", "recompute"),
         ("gpt2", MIXED_MEMORY),
         pytest.param("gpt2", "recompute", marks=pytest.mark.exhaustive),
     ],
 )
 def test_recomputed_layers_of_a_cut_model_train_to_the_same_bits(name: str, memory: Any, tmp_path: Path) -> None:
     """Runs begin and end where the model could be cut; weights that are tied across them count as before."""
-    values = (mixed_job(name, weights="stash", stages=2) if name == "mixed" else job_of(name, stages=2)).model_dump()
-    for each in ("keep", memory if name == "mixed" else {"*ln_*": "recompute", "*mlp.act*": "recompute"}):
+    values = (mixed_job(name, weights="stash", stages=2) if name in OWN else job_of(name, stages=2)).model_dump()
+    for each in ("keep", memory if name in OWN else {"*ln_*": "recompute", "*mlp.act*": "recompute"}):
         job = Job(**{**values, "memory": each})
         folder = tmp_path / str(each == "keep")
         run_in_process(InProcessRun(job=job, run_dir=folder, import_path=ROOT, stall_seconds=60.0))

@@ -354,7 +354,7 @@ class Skipping(nn.Module):
 @pytest.mark.parametrize(
     ("number", "names", "why"),
     [
-        (lambda: torch.rand(1).item(), ["entry", "tanh"], VARIES),
+        (lambda: torch.rand(1).item(), ["entry", "tanh", *(f"layers.{index}" for index in range(3))], VARIES),
         (lambda: torch.randint(9, (1,)).item() / 9, ["entry"], DRAWN),
         (lambda: torch.rand(2).tolist()[0], ["entry"], DRAWN),
     ],
@@ -363,6 +363,27 @@ def test_numbers_that_are_drawn_decide_like_tensors(number: Callable[[], float],
     subject = subject_of(lambda: Skipping(number))
     assert [layer.name for layer in subject.layers] == names
     assert phrase(why) in reasons_of(subject)
+
+
+class Requiring(nn.Module):
+    """Makes a value require a gradient, as Wav2Vec2 does for checkpointing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = value[:, None]
+        if self.training:
+            value.requires_grad = True
+        result: Tensor = self.second(self.first(value).tanh())
+        return result
+
+
+def test_a_value_that_is_made_to_require_a_gradient_crosses_cuts() -> None:
+    made = (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)
+    subject = Subject(Requiring, made, loss=lambda output: output.square().mean())
+    assert assert_cut_anywhere(subject, made) >= 3
 
 
 class NoGradient(torch.autograd.Function):

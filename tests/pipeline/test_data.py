@@ -65,7 +65,7 @@ def test_ragged_samples_are_named_with_their_shapes() -> None:
     assert refused(lambda index: (torch.zeros(3, 20 + index), 0)) == (
         "data.train: samples 0 and 5 cannot be stacked into one minibatch: the input of one is of shape [3, 20], "
         "of the other of shape [3, 25]; bring all samples to one shape in __getitem__ (pad or crop them), name a "
-        "`data.collate_fn` that pads a minibatch, or set `batch_size: 1`"
+        "`data.collate_fn` that pads a minibatch or makes lists, or set `batch_size: 1`"
     )
     assert "the target of one is of shape [0], of the other of shape [5]" in refused(
         lambda index: (torch.zeros(3), torch.zeros(index))
@@ -121,7 +121,10 @@ def test_a_collate_function_gets_whatever_the_samples_are() -> None:
     [
         ([1], "returned [1]; return a pair (inputs, target), or a mapping of the model's arguments"),
         (("text", 0), "returned inputs of type str; return a tensor, or a tuple of tensors"),
-        ({"ids": [1, 2]}, "returned a mapping whose entry ids is of type list; every entry of a minibatch is a tensor"),
+        (
+            {"ids": [object()]},
+            "returned a mapping whose entry ids is of type list and has an object other than a dense",
+        ),
     ],
 )
 def test_what_a_collate_function_may_not_return(returned: object, expected: str) -> None:

@@ -27,7 +27,7 @@ def test_operations_of_two_linear_layers_are_those_of_their_matrix_products() ->
     """The forward takes 2·(30·20 + 20·10); the backward as much for weights, and for inputs but those of the data."""
     layers, data = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 10)), torch.randn(8, 30)
     parameters = list(layers.parameters())
-    work = model_work([data], lambda: layers(data).square().mean(), parameters, tokens_per_sample=None)
+    work = model_work(len(data), lambda: layers(data).square().mean(), parameters, tokens_per_sample=None)
 
     assert work == ModelWork(None, 2.0 * (2 * (30 * 20 + 20 * 10) + 20 * 10))
     assert all(parameter.grad is None for parameter in parameters)
@@ -37,7 +37,7 @@ def test_operations_of_a_convolution_are_those_of_its_matrix_product() -> None:
     """A 3x3 convolution of 4 into 6 channels at 10 · 10 places: 2·(4·9)·6·100 forward, as much for its weights."""
     layer, data = nn.Conv2d(4, 6, 3, padding=1, bias=False), torch.randn(2, 4, 10, 10)
     forward = 2 * (4 * 9) * 6 * 10 * 10
-    work = model_work([data], lambda: layer(data).square().mean(), list(layer.parameters()), tokens_per_sample=None)
+    work = model_work(len(data), lambda: layer(data).square().mean(), list(layer.parameters()), tokens_per_sample=None)
     assert work == ModelWork(None, 2.0 * forward)
 
 
@@ -65,7 +65,7 @@ def test_what_the_user_recomputes_is_counted_once(*, reentrant: bool) -> None:
     assert backward.flops - backward.model_flops == backward.recomputed_flops >= 2 * 8 * 30 * 20
     assert backward.model_flops == 2 * once, "weights and inputs of both"
     if not reentrant:  # whose backward is no use to autograd.grad
-        find = partial(model_work, [data], parameters=parameters, tokens_per_sample=None)
+        find = partial(model_work, len(data), parameters=parameters, tokens_per_sample=None)
         assert find(compute_loss=checkpointed) == find(compute_loss=plain)
 
 
@@ -84,9 +84,9 @@ def test_attention_takes_twice_in_the_backward_what_it_takes_in_the_forward() ->
 def test_the_format_of_a_model_is_that_of_most_of_its_bytes() -> None:
     layers = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.LayerNorm(4))
     data = torch.randn(2, 4)
-    work = model_work([data], data.sum, list(layers.parameters()), tokens_per_sample=None)
+    work = model_work(len(data), data.sum, list(layers.parameters()), tokens_per_sample=None)
     assert work.compute_dtype == "bfloat16"
-    assert model_work([data], data.sum, [], tokens_per_sample=None).compute_dtype == "float32"
+    assert model_work(len(data), data.sum, [], tokens_per_sample=None).compute_dtype == "float32"
 
 
 def test_what_cannot_be_counted_is_not_known_and_ends_nothing() -> None:
@@ -94,8 +94,8 @@ def test_what_cannot_be_counted_is_not_known_and_ends_nothing() -> None:
         raise RuntimeError("no such kernel")
 
     ids = torch.zeros(4, 16, dtype=torch.int64)
-    assert model_work([ids], fail, [], tokens_per_sample=None) == ModelWork(None, None)
-    assert model_work([ids], fail, [], tokens_per_sample=7) == ModelWork(7, None)
+    assert model_work(len(ids), fail, [], tokens_per_sample=None) == ModelWork(None, None)
+    assert model_work(len(ids), fail, [], tokens_per_sample=7) == ModelWork(7, None)
 
 
 @pytest.mark.parametrize(

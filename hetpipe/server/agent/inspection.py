@@ -28,14 +28,15 @@ from hetpipe.pipeline.callables import (
     load_loss,
     load_metrics,
 )
-from hetpipe.pipeline.chain import Layer, Values, device_of, forbidden_in, run_layers, tensor_spec
+from hetpipe.pipeline.chain import Layer, SeedKey, Values, device_of, forbidden_in, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
-from hetpipe.pipeline.data import Batch, read_evaluation_minibatch, read_minibatch
+from hetpipe.pipeline.data import read_evaluation_minibatch, read_minibatch
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.model_file import prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
 from hetpipe.pipeline.precision import autocast
 from hetpipe.pipeline.proof import PROVEN_SAMPLES, Proof, UncutFailure, prove_data, prove_jump, prove_model
+from hetpipe.pipeline.seeds import layer_seed, seed_generators
 from hetpipe.profiler.order import ProfileOrder
 from hetpipe.profiler.profiling import measured, targets_of
 from hetpipe.profiler.subject import (
@@ -187,7 +188,7 @@ def inspect_subject(subject: Subject, import_path: Path) -> ModelReport:
     load_metrics(subject.job, import_path)
     sizes: list[int] = []
     with torch.enable_grad():
-        outputs = _run(subject.chain, subject.batch, sizes)
+        outputs = _run(subject, sizes)
         _loss_of(subject, outputs)
     reports = tuple(_report(layer, size) for layer, size in zip(subject.chain, sizes, strict=True))
     return ModelReport(reports, len(subject.train), None if evaluation is None else len(evaluation))
@@ -197,12 +198,12 @@ def work_of(subject: Subject) -> ModelWork:
     """The work of one sample, in tokens and operations."""
 
     def compute_loss() -> torch.Tensor:
-        outputs = _run(subject.chain, subject.batch, [])
+        outputs = _run(subject, [])
         return _loss_of(subject, outputs)
 
     parameters = [layer.module.get_parameter(local) for layer in subject.chain for local in layer.parameters]
     return model_work(
-        subject.batch.inputs,
+        subject.batch.num_samples,
         compute_loss,
         parameters,
         tokens_per_sample=tokens_per_sample(subject),
@@ -374,17 +375,26 @@ def _prove_model(subject: Subject, import_path: Path, remark: Callable[[str], No
     raise AssertionError("the last count is that of a whole minibatch")
 
 
-def _run(chain: tuple[Layer, ...], batch: Batch, sizes: list[int]) -> Values:
-    """Run one minibatch layer by layer; returns the number of output elements of each."""
+def _run(subject: Subject, sizes: list[int]) -> Values:
+    """Run one minibatch layer by layer, with the seeds of stages: all layers skip the same ones at random.
+
+    Args:
+        subject: what to run.
+        sizes: receives the number of output elements of each layer.
+    """
+
+    def seed(key: SeedKey) -> None:
+        seed_generators(layer_seed(subject.job.seed, VIRTUAL_WORKER, MINIBATCH, key))
+
     # The first layer may modify its input, and the minibatch may be needed again.
-    values = tuple(value.clone() for value in batch.inputs)
-    for layer in chain:
+    values = tuple(value.clone() for value in subject.batch.inputs)
+    for layer in subject.chain:
         weights: Mapping[str, torch.Tensor] = {
             name: layer.module.get_parameter(local) for local, name in layer.parameters.items()
         }
         shapes = ", ".join(str(list(value.shape)) for value in values)
         try:
-            values = run_layers((layer,), weights, values)
+            values = run_layers((layer,), weights, values, seed)
         except CallableError:
             raise
         except Exception as error:
