@@ -201,6 +201,7 @@ def _memory_search(_: int) -> Mapping[str, Any]:
     title = f"(s) cuts and memory policies of {memory_search.NUM_LAYERS} layers in {memory_search.NUM_STAGES} stages"
     _say(title, memory_search.measure())
     _say("    beside Algorithm 2 of vPipe, 20 layers in 3 stages", memory_search.against_vpipe())
+    _say("    policies of hard stages of 16 layers", memory_search.of_hard_stages())
     return {}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.planner import cluster, profile
 from benchmarks.sizes import sized
 from hetpipe.decide.planner.costs import Costs, MemoryModel, StagePlace
+from hetpipe.decide.planner.layer_memory import choose_policies, least_bytes
 from hetpipe.decide.planner.policy_cuts import cut_with_policies
 from hetpipe.values.cluster import node_of
 from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage_memory
@@ -24,6 +25,10 @@ from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage
 NUM_LAYERS = sized(500, 40)
 NUM_STAGES = sized(16, 4)
 NUM_CHAINS = sized(500, 10)
+NUM_HARD = sized(100, 5)
+_NUM_HARD_LAYERS = 16
+#: Share of the hard stages that another one precedes.
+_RECEIVING = 0.7
 #: Memory of a device, of what an even share of the layers would keep.
 SHARES = (3.0, 1.2, 0.8)
 _HOST_BYTES_PER_SECOND = 5e9
@@ -94,6 +99,65 @@ def against_vpipe() -> Mapping[str, Any]:
         "its largest stage time / ours, median": round(statistics.median(gains), 3) if gains else None,
         "largest": round(max(gains), 3) if gains else None,
     }
+
+
+def of_hard_stages() -> Mapping[str, Any]:
+    """Random stages of 16 layers that are hard to choose policies for: how long that takes, and how often it is proven.
+
+    Sizes and times are small whole numbers, in proportion with and without noise, nearly equal, or of different
+    magnitudes. Memory is between the least and what everything needs, and the link to host memory about as fast as
+    computation, or absent.
+    """
+    seconds, fastest, best = [], 0, 0
+    for seed in range(NUM_HARD):
+        source = random.Random(seed)
+        stage = _hard(source)
+        least, most = least_bytes(stage), stage_memory(stage, ["keep" for _ in stage.layers]).num_bytes
+        memory_bytes = int(least + (most - least) * source.uniform(0.02, 0.95))
+        started = time.process_time()
+        found = choose_policies(stage, memory_bytes)
+        seconds.append(time.process_time() - started)
+        assert found is not None, f"stage {seed}"
+        fastest += not found.gap_ticks
+        best += not found.gap_ticks and found.is_least
+    ranked = sorted(seconds)
+    return {
+        "stages": NUM_HARD,
+        "none is faster, proven": fastest,
+        "and none as fast swaps or recomputes less, proven": best,
+        "processor seconds, median": round(ranked[len(ranked) // 2], 3),
+        "of 95 %, at most": round(ranked[int(0.95 * (len(ranked) - 1))], 3),
+        "largest": round(ranked[-1], 3),
+    }
+
+
+def _hard(source: random.Random) -> StageFigures:
+    kind = source.choice(("whole", "proportional", "exactly proportional", "nearly equal", "magnitudes"))
+    size = source.randint(1 << 24, 1 << 28)
+    layers = []
+    for _ in range(_NUM_HARD_LAYERS):
+        held = source.randint(1 << 20, 1 << 30)
+        if kind == "whole":
+            sizes = (source.randint(0, 12) * _MIB, source.randint(0, 12) * _MIB)
+            layers.append(LayerFigures(source.randint(0, 20) * _MS, source.randint(0, 30) * _MS, *sizes))
+        elif kind == "proportional":
+            forward = int(1000 * held * source.uniform(0.9, 1.1))
+            layers.append(LayerFigures(forward, 2 * forward, held, source.randint(1 << 18, held)))
+        elif kind == "exactly proportional":
+            layers.append(LayerFigures(1000 * held, 2000 * held, held, 0))
+        elif kind == "nearly equal":
+            forward, inputs = _MS + source.randint(0, 10**6), size // source.randint(2, 20)
+            layers.append(LayerFigures(forward, 2 * _MS, size + source.randint(0, 1 << 10), inputs))
+        else:
+            forward, backward = (source.randint(10**8, 10**11) for _ in "fb")
+            held, inputs = (int(2 ** source.uniform(low, high)) for low, high in ((20, 31), (18, 29)))
+            layers.append(LayerFigures(forward, backward, held, inputs))
+    computed = sum(layer.forward_ticks + layer.backward_ticks for layer in layers)
+    kept_bytes = sum(layer.activation_bytes for layer in layers)
+    share = source.choice((0.2, 0.5, 1.0, 2.0))
+    speed = max(1, int(share * 2 * kept_bytes * _TICKS_PER_SECOND / max(1, computed)))
+    host = source.choice((None, speed))
+    return StageFigures(tuple(layers), source.randint(1, 8), source.random() < _RECEIVING, host_bytes_per_second=host)
 
 
 def _chain(source: random.Random, num_layers: int, num_stages: int) -> list[StagePlace]:

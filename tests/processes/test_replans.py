@@ -10,6 +10,8 @@ import pytest
 
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.job.elastic import MoveLine
+from hetpipe.observe.metrics import waves_by_worker
+from hetpipe.runs.cuts import read_cuts
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.decisions import MoveDecision, MoveJudgement
 from hetpipe.values.plan import Plan
@@ -97,3 +99,23 @@ def test_layers_move_away_from_a_stage_that_is_ten_times_slower(tmp_path: Path) 
     first: Plan = from_json(Plan, (train.run_dir / "plan.json").read_text())
     assert [stage.last_layer for stage in first.virtual_workers[1].stages] == [2, 5]
     assert not (train.run_dir / "plans").exists()
+
+
+def test_a_script_moves_layers_between_devices_that_play_others(tmp_path: Path) -> None:
+    """The slow stage has one layer instead of three from clock 4 on, and recomputes it from clock 9 on."""
+    script = [
+        {"at": {"clock": 4}, "do": "move", "vw": 1, "stages": [4, 1]},
+        {"at": {"clock": 9}, "do": "memory", "vw": 1, "layers": [4], "policy": "recompute"},
+    ]
+    train = Train(
+        tmp_path, write_job(tmp_path, minibatches=28, epochs=None, cluster=PLAYED, elastic={"script": script})
+    )
+    outcome = train.finish(120.0)
+    assert outcome.returncode == 0, outcome.stderr
+    (cut,) = read_cuts(train.run_dir)
+    assert (cut.clock, cut.vw, cut.stages, cut.by) == (4, 1, (4, 1), "script")
+    assert cut.measured_gain is not None
+    assert cut.measured_gain > 1.0, "480 ms before, 160 ms since"
+    own = [one for one in waves_by_worker(train.run_dir)[1] if one.wave.wave >= 5]
+    kept, recomputed = own[3].t - own[0].t, own[8].t - own[5].t
+    assert recomputed > 1.2 * kept, "240 ms for 160 ms"
