@@ -390,3 +390,5 @@ def test_layers_move_where_others_freeze(what: Case, tmp_path: Path) -> None:
         (clock, vw, counts) for clock, cuts in plans.items() for vw, counts in cuts.items()
     }
     assert {line.by for line in moves} == {"freeze"}
+    run(what, tmp_path / "resumed", restore=checkpoint_dir(tmp_path, Clock(max(plans))))
+    assert_same_bits(trained(tmp_path / "resumed"), expected)

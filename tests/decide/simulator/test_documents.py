@@ -136,7 +136,7 @@ def test_weight_policies_by_name() -> None:
         ({"staleness": None, "deterministic": True}, "no required clock"),
         ({"staleness": None, "pull": "required"}, "D = inf never requires a pull"),
         ({"jitter_cv": -0.1}, "jitter"),
-        ({"apply_bytes_per_second": 0.0}, "faster than 0"),
+        ({"apply_bytes_per_second": 0.0}, "more than 0 bytes per second"),
         ({"exchange_seconds": -0.1}, "an exchange must take at least 0 seconds, not -0.1"),
         ({"schedule": "1f2b"}, "did you mean `1f1b`"),
         ({"schedule": "gpipe"}, "the schedule is gpipe, but `gpipe` drains .*; use auto, 1f1b"),
