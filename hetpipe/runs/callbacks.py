@@ -74,8 +74,8 @@ class CallbacksView(View):
                 self._epoch = 0
             case JobEnded(state=state):
                 self._look_for_checkpoint()
-                if state is JobState.FINISHED and self._epoch:
-                    self._end_epoch(self._epoch)
+                if state is not JobState.FAILED and self._checkpoint is not None:
+                    self._end_last_epochs(manifest_at(self._checkpoint).progress.epoch)
 
     def say(self, sentence: str) -> None:
         """Implement `View.say`."""
@@ -95,6 +95,15 @@ class CallbacksView(View):
             if self._epoch:
                 self._end_epoch(epoch)
         self._epoch = max(table.epoch, self._epoch)
+
+    def _end_last_epochs(self, completed: int) -> None:
+        """End the epochs since the last report of progress; a run of less than a second has no report at all."""
+        current = self._epoch
+        if not current:
+            start = self._folder.read_record().restored_from
+            current = 1 if start is None else manifest_at(start).progress.epoch + 1
+        for epoch in range(current, completed + 1):
+            self._end_epoch(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
         for callback in self._callbacks:

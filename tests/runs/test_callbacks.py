@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hetpipe.checkpoint.manifest import MANIFEST, manifest_bytes, parse_manifest
 from hetpipe.report.view import CallbackView
 from hetpipe.runs.callbacks import Callback, CallbacksView
 from hetpipe.runs.run_folder import RunFolder
@@ -45,11 +46,20 @@ class Heard(Callback):
         return [call for call in calls if call[0] != "event"]
 
 
+#: The last checkpoint of the recorded run, which has completed two epochs.
+LAST = "clock-00000006"
 EVALUATED = Evaluated(Clock(4), 1, 10, {"loss": 0.5})
 
 
 def at(epoch: int, *clocks: int) -> ProgressTable:
     return replace(table(*clocks), epoch=epoch)
+
+
+def complete_epochs(folder: RunFolder, epochs: int) -> None:
+    """Let the last checkpoint be one after this number of epochs."""
+    path = folder.path / "checkpoints" / LAST / MANIFEST
+    manifest = parse_manifest(path.read_bytes())
+    path.write_bytes(manifest_bytes(replace(manifest, progress=replace(manifest.progress, epoch=epochs))))
 
 
 @pytest.fixture
@@ -58,7 +68,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_waves_epochs_and_the_end(folder: RunFolder) -> None:
-    shutil.rmtree(folder.path / "checkpoints")
+    shutil.move(folder.path / "checkpoints", folder.path / "later")
     heard, shown = Heard(), list[JobEvent]()
     view = CallbacksView(CallbackView(shown.append), [heard], folder)
     view.show(at(1, 0, 0))
@@ -75,9 +85,28 @@ def test_waves_epochs_and_the_end(folder: RunFolder) -> None:
     assert heard.take() == [("wave", 0, 1), ("wave", 1, 1)]
     view.show(at(4, 9, 9))
     assert heard.take() == [("wave", 0, 9), ("wave", 1, 9), ("epoch", 1), ("epoch", 2), ("epoch", 3)]
+    shutil.move(folder.path / "later", folder.path / "checkpoints")
+    complete_epochs(folder, 5)
     view.show(JobEnded(JobState.FINISHED))
-    assert heard.take() == [("epoch", 4)]
+    assert heard.take() == [("checkpoint", LAST), ("epoch", 4), ("epoch", 5)]
     assert len(shown) == 9
+
+
+def test_a_run_without_a_report_of_progress_ends_its_epochs(folder: RunFolder) -> None:
+    heard = Heard()
+    view = CallbacksView(CallbackView(lambda _: None), [heard], folder)
+    view.show(JobEnded(JobState.FINISHED))
+    assert heard.take() == [("checkpoint", LAST), ("epoch", 1), ("epoch", 2)]
+
+
+def test_a_stop_within_an_epoch_does_not_end_it(folder: RunFolder) -> None:
+    heard = Heard()
+    view = CallbacksView(CallbackView(lambda _: None), [heard], folder)
+    complete_epochs(folder, 1)
+    view.show(at(2, 1, 1))
+    heard.take()
+    view.show(JobEnded(JobState.STOPPED))
+    assert heard.take() == []
 
 
 def test_a_run_that_fails_ends_no_epoch(folder: RunFolder) -> None:

@@ -25,7 +25,7 @@ from hetpipe.weights.flat import FlatBuffer
 log = structlog.get_logger(__name__)
 
 #: Minimum bytes of pushes since a snapshot that trigger the next one, besides the limit that grows with the shard. For
-#:#: a smaller shard it is the size of one copy, while snapshots are cheap (`SnapshottedLog.is_cheap`).
+#: a smaller shard it is the size of one copy, while snapshots are cheap (`SnapshottedLog.is_cheap`).
 _FLOOR_BYTES = 64 << 20
 
 #: Waves since a snapshot that trigger the next one, however small they are: their replay takes time.
