@@ -17,7 +17,7 @@ from hetpipe.cli.study.compare import train_all
 from hetpipe.comparison.progress import CompareLines, CompareLive
 from hetpipe.comparison.record import ComparisonFolder, TrialRecord
 from hetpipe.comparison.trainer import train_trial
-from hetpipe.comparison.trials import trials_of
+from hetpipe.comparison.trials import COMPARED, policies_of, trials_of
 from hetpipe.comparison.view import PolicySummary, summaries_of
 from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.sync.division import Block
@@ -168,7 +168,7 @@ class Comparison:
 def compare(
     job: JobSource | None = None,
     *,
-    weights: Sequence[WeightPolicy] = ("wave", "stash", "double_buffer", "flush", "predict"),
+    weights: Sequence[WeightPolicy] = policies_of(COMPARED),
     seeds: int = 3,
     only_for: Mapping[WeightPolicy, Mapping[str, object]] | None = None,
     run_dir: str | Path | None = None,

@@ -70,7 +70,7 @@ def _outside_of_tables(path: Path) -> Iterator[str]:
 
 
 def test_no_name_of_a_policy_or_of_a_kind_of_sync_is_compared() -> None:
-    paths = [path for path in _ROOT.rglob("*.py") if path.relative_to(_ROOT).parts[0] not in ("check", "proto")]
+    paths = [path for path in _ROOT.rglob("*.py") if path.relative_to(_ROOT).parts[0] not in ("checker", "proto")]
     assert len(paths) > 100
     assert [found for path in paths for found in _outside_of_tables(path)] == []
 

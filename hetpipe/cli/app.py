@@ -105,7 +105,7 @@ FAMILIES = (
             Command("top", "Watch a run and its cluster, every second."),
             Command("ui", "Show the runs in a browser."),
             Command("check", "Verify a run's history."),
-            Command("debug", "Replay one minibatch of a run under a debugger."),
+            Command("debug", "Replay one minibatch of a run in one process, on the CPU, under a debugger."),
         ),
     ),
     Family(

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from hetpipe.errors import JobError, UserError
 from hetpipe.job.file import Job, load_job
@@ -104,6 +104,10 @@ def trials_of(source: Path | Job, requested: TrialSettings) -> tuple[Trial, ...]
         for weights, job in jobs.items()
         for seed in [(job.seed + number) % (MAX_SEED + 1)]
     )
+
+
+#: The policies that are compared unless others are requested, as in `--weights`.
+COMPARED: Final = "wave,stash,double_buffer,flush,predict"
 
 
 def policies_of(text: str) -> tuple[WeightPolicy, ...]:

@@ -245,7 +245,8 @@ def _committed(where: Path, vw: VirtualWorkerIndex, wave: int, batch_size: int, 
         if b'"used"' not in line or not line.endswith(b"}\n"):  # torn by the end of its writer
             continue
         values = json.loads(line)
-        if (values["event"], values["vw"], values["wave"]) == ("used", vw, wave):
+        event, worker, number = (values[key] for key in ("event", "vw", "wave"))
+        if (event, worker, number) == ("used", vw, wave):
             indices = values["indices"]
             blocks = (tuple(indices[at * batch_size : (at + 1) * batch_size]) for at in range(count))
             return tuple(block for block in blocks if block)

@@ -16,6 +16,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from unittest.mock import patch
 
+import torch
+
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
@@ -454,6 +456,9 @@ class _Cluster:
         self, life: Life, stage: StageIndex, own: Sequence[Link], begin: Callable[[], tuple[StageRunner, ShardClient]]
     ) -> None:
         """A stage's thread; `own` are its links."""
+        torch.set_num_threads(
+            1
+        )  # of this thread, as in a stage process: its first convolution would still have them all
         client: ShardClient | None = None
         try:
             runner, client = begin()

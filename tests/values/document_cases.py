@@ -77,6 +77,7 @@ PLAN: dict[str, Any] = {
     "schedule": "fifo",
     "staleness": None,
     "pull": "every_wave",
+    "frozen_layers": 0,
     "virtual_workers": [
         {
             "stages": [_stage("n0/0", "V", 0, 3), _stage("n1/0", "Q", 3, 4)],

@@ -37,7 +37,7 @@ def test_every_class_of_an_event_is_an_event_of_a_job() -> None:
 def test_a_view_needs_no_line_for_a_new_notice() -> None:
     """Those that decide on them and those that display them apart, only `values/events.py` names a kind of notice."""
     root = Path(hetpipe.__file__).parent
-    displays = [root / "report", root / "compare"]
+    displays = [root / "report", root / "comparison"]
     names = {kind.__name__ for kind in NOTICES} - {"Rewound"}  # it alone has a style of its own on the screen
     found = {
         f"{path.relative_to(root)}: {node.id}"

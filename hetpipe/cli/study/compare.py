@@ -17,7 +17,7 @@ from hetpipe.cli.options import JobFile, Json, Settings
 from hetpipe.comparison.progress import CompareLines, CompareLive, CompareProgress
 from hetpipe.comparison.record import ComparisonFolder, TrialRecord, TrialState
 from hetpipe.comparison.trainer import train_trial
-from hetpipe.comparison.trials import Trial, trials_of
+from hetpipe.comparison.trials import COMPARED, Trial, trials_of
 from hetpipe.comparison.view import comparison_json, summaries_of, view_of
 from hetpipe.errors import UserError
 from hetpipe.report.text import shown_path
@@ -31,9 +31,7 @@ class Options:
     """Train a job under several weight policies. Compares convergence, speed and memory."""
 
     job: JobFile
-    weights: Annotated[str, typer.Option(metavar="POLICY,…", help="Weight policies to compare.")] = (
-        "wave,stash,double_buffer,flush,predict"
-    )
+    weights: Annotated[str, typer.Option(metavar="POLICY,…", help="Weight policies to compare.")] = COMPARED
     seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds, starting from the job's.")] = 3
     settings: Settings = ()
     own_settings: Annotated[
