@@ -10,9 +10,11 @@ import pytest
 
 from hetpipe.checkpoint.manifest import newest_checkpoint
 from hetpipe.decide.sync.records import CommitRecord, Record
+from hetpipe.decide.sync.shard_state import ShardState
 from hetpipe.errors import ClockNotPublished
 from hetpipe.server.shard.push_session import PushSession
 from hetpipe.server.shard.shard import Shard
+from hetpipe.values.ids import Clock
 from hetpipe.values.requests import PushHeader, Watermarks
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import Case, run, trained
@@ -101,21 +103,33 @@ def test_a_shard_that_falls_far_behind_slows_the_others_down_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under `asp` no clock holds a worker back; a shard that cannot keep up says "later" to its pushes."""
-    follow, begin_push = Shard.follow, Shard.begin_push
-    was_refused = threading.Event()
+    follow, begin_push, check_pull = Shard.follow, Shard.begin_push, ShardState.check_pull
+    was_refused, may_go_on = threading.Event(), threading.Event()
 
     def stuck(shard: Shard, record: Record) -> None:
-        if shard.config.shard == 1 and isinstance(record, CommitRecord) and record.wave == 2:
-            assert was_refused.wait(30.0)
+        if shard.config.shard == 1 and isinstance(record, CommitRecord) and record.wave >= 2:
+            assert may_go_on.wait(30.0)
+            if not was_refused.is_set():
+                may_go_on.clear()
         follow(shard, record)
+
+    def awaited(state: ShardState, clock: Clock) -> None:
+        """A clock that was published before the shard got stuck may be awaited there: it goes on by a record."""
+        try:
+            check_pull(state, clock)
+        except ClockNotPublished:
+            may_go_on.set()
+            raise
 
     def noticed(shard: Shard, header: PushHeader) -> PushSession | Watermarks:
         try:
             return begin_push(shard, header)
         except ClockNotPublished:
             was_refused.set()
+            may_go_on.set()
             raise
 
+    monkeypatch.setattr(ShardState, "check_pull", awaited)
     monkeypatch.setattr(Shard, "follow", stuck)
     monkeypatch.setattr(Shard, "begin_push", noticed)
     run(case(kind="asp", workers=1, wave=1, batch_size=1, epochs=1), tmp_path, delay_seconds=0.0)
