@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from types import FrameType
@@ -44,13 +44,30 @@ def _rejecting(name: str, source: str) -> tuple[tuple[_Position, _Position], ...
     return tuple(_regions(tree))
 
 
-def _regions(tree: ast.Module) -> Iterator[tuple[_Position, _Position]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and not _assigns(node.test):
-            yield (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
-        elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise) and not _assigns(node.test):
-            # The position of a condition may be that of its whole statement, which begins with it.
-            yield (node.lineno, node.col_offset), (node.body[0].lineno, node.body[0].col_offset)
+def _regions(node: ast.AST) -> Iterator[tuple[_Position, _Position]]:
+    """Those in `node`; none where a handler beside them may take what they raise, and go on otherwise."""
+    if isinstance(node, ast.Try | ast.TryStar) and node.handlers:
+        for after in (*node.handlers, *node.orelse, *node.finalbody):
+            yield from _regions(after)
+        return
+    if isinstance(node, ast.Assert) and not _assigns(node.test):
+        yield (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+    elif isinstance(node, ast.If) and _raises(node.body) and not _assigns(node.test):
+        # The position of a condition may be that of its whole statement, which begins with it.
+        yield (node.lineno, node.col_offset), (node.body[0].lineno, node.body[0].col_offset)
+    for child in filter(_has_statements, ast.iter_child_nodes(node)):
+        yield from _regions(child)
+
+
+def _has_statements(node: ast.AST) -> bool:
+    return isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case)
+
+
+def _raises(body: Sequence[ast.stmt]) -> bool:
+    """Whether `body` ends by raising, and in no other way."""
+    leaves = (ast.Return, ast.Break, ast.Continue)
+    inner = (each for statement in body for each in ast.walk(statement))
+    return isinstance(body[-1], ast.Raise) and not any(isinstance(each, leaves) for each in inner)
 
 
 def _assigns(test: ast.expr) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -498,6 +498,41 @@ def test_conditions_that_only_raise_forbid_no_cut() -> None:
     subject = Subject(Rejecting, made, loss=lambda output: output.square().mean())
     assert not differences(subject.uncut(made), subject.watched(made))
     assert assert_cut_anywhere(subject, made) > 9
+
+
+class Handling(nn.Module):
+    """Raises where it takes another path, and returns where the next condition would raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.first(value)
+        try:
+            if value.sum() > 0:
+                raise ValueError("positive")  # noqa: TRY301 - what is tested
+            value = self.second(value)
+        except ValueError:
+            value = self.third(value)
+        result: Tensor = value
+        if value.sum() > 0:
+            if value.dim() == 2:
+                return self.second(result)  # type: ignore[no-any-return]
+            raise ValueError("no rows")
+        return result
+
+
+def test_conditions_whose_error_is_handled_choose_a_path() -> None:
+    made = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Handling, (made,), loss=lambda output: output.square().mean())
+    for factor in (1, -1, 20, -20):
+        batch = (factor * made,)
+        assert not differences(subject.uncut(batch), subject.watched(batch))
+        assert_cut_anywhere(subject, batch)
+    first = cast("nn.Linear", subject.bare.get_submodule("first"))
+    assert {bool(first(factor * made).sum() > 0) for factor in (20, -20)} == {True, False}
+    assert len(subject.layers) == 1, [layer.name for layer in subject.layers]
 
 
 class Scaled(torch.autograd.Function):
