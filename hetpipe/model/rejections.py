@@ -29,14 +29,13 @@ def only_rejects(frame: FrameType | None) -> bool:
     if line is None or column is None:
         return False
     linecache.lazycache(code.co_filename, frame.f_globals)
-    regions = _rejecting(code.co_filename, "".join(linecache.getlines(code.co_filename)))
+    regions = _rejecting("".join(linecache.getlines(code.co_filename)))
     return any(start <= (line, column) < end for start, end in regions)
 
 
 @lru_cache(maxsize=64)
-def _rejecting(name: str, source: str) -> tuple[tuple[_Position, _Position], ...]:
+def _rejecting(source: str) -> tuple[tuple[_Position, _Position], ...]:
     """Conditions of `if` statements that end by raising, and `assert` statements, as from where to where they are."""
-    del name
     try:
         tree = ast.parse(source)
     except SyntaxError:
