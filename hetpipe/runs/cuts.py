@@ -144,6 +144,9 @@ def _scripted(job: Mapping[str, Any], reached: int) -> Iterator[CutChange]:
     for line in script if isinstance(script, list) else ():
         try:
             clock, stages = line["at"].get("clock"), line.get("stages")
+            if clock is None and "p" in line["at"]:
+                per_wave = job["sync"]["minibatches_per_wave"]
+                clock = (line["at"]["p"] - 1) // (per_wave if isinstance(per_wave, int) else per_wave[line["vw"]])
             if line["do"] in ("move", "add") and stages and clock is not None and clock <= reached:
                 yield CutChange(int(clock), int(line["vw"]), tuple(map(int, stages)), _SCRIPT)
         except (KeyError, TypeError, ValueError, AttributeError):
