@@ -1,4 +1,4 @@
-"""Layers move to a neighbouring stage while minibatches are in flight (plan-versions.md §5).
+"""Layers move to a neighbouring stage while minibatches are in flight (plan-versions.md §9).
 
 h is the last minibatch of the wave before the move. All of p ≤ h, forward, backward, step and push, is done by the old
 version of the stage, all of p > h by the new one. For a while both exist:

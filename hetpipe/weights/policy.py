@@ -49,7 +49,7 @@ def predicted_version(
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """What the weights of the next version of a plan go on from, after a whole wave (plan-versions.md §5)."""
+    """What the weights of the next version of a plan go on from, after a whole wave (plan-versions.md §9)."""
 
     clock: Clock
     """W* of the anchor."""

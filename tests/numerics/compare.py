@@ -229,7 +229,8 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
             weights="wave" if POLICIES[case.weights].predicts is not None else case.weights,
         )
         expected = 1 if POLICIES[case.weights].predicts is not None else expected
-        assert peak <= expected + 2 * case.has_shards, (vw, stage, peak)
+        # While layers move, the clock of later minibatches is in use beside that of earlier ones.
+        assert peak <= expected + 2 * case.has_shards + bool(case.live), (vw, stage, peak)
     return result
 
 
