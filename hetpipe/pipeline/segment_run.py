@@ -198,7 +198,20 @@ class SegmentRun:
         )
 
     def _arrived_norms(self) -> Frame | None:
-        """A frame about the norm of a gradient, if it is the next one from a neighbour."""
+        """A frame about the norm of a gradient, if it is the next one from a neighbour.
+
+        While layers move, also one behind others: what is before it may wait for the update that needs the norm.
+        """
+        if self._move is not None:
+            for queue, kind in (
+                (self._inbox.from_downstream, FrameKind.SQUARES),
+                (self._inbox.from_upstream, FrameKind.NORM),
+            ):
+                for arrived in queue:
+                    if arrived.frame.kind is kind and arrived.frame.minibatch <= self._backwarded:
+                        queue.remove(arrived)
+                        return arrived.frame
+            return None
         behind = self._inbox.from_downstream
         if behind and behind[0].frame.kind is FrameKind.SQUARES:
             return behind.popleft().frame

@@ -163,10 +163,10 @@ def test_a_run_with_twenty_moves(weights: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["wave", pytest.param("double_buffer", marks=pytest.mark.exhaustive)])
 def test_messages_in_any_order_late_and_twice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a neighbour sends about a move takes effect by its content alone."""
-    draw, collect = random.Random(5), LiveMove._collect  # noqa: SLF001 - where messages come in
+    draw, collect = random.Random(5), LiveMove._collect
 
     def disturbed(move: LiveMove) -> None:
-        inbox = move._inbox  # noqa: SLF001 - as above
+        inbox = move._inbox
         with inbox.condition:
             frames = [frame for frame in inbox.about_moves for _ in range(draw.choice([1, 2]))]
             draw.shuffle(frames)
