@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def assert_moves_change_nothing(what: Case, folder: Path, **options: Any) -> Non
     assert sorted(announced(folder)) == sorted(entry for entry in wanted if entry[0] not in ends)
     for vw in range(what.workers):
         own = [p for p, of, _ in what.live if of == vw]
-        for stage in range(len(what.stages[vw])):  # type: ignore[index, arg-type]
+        for stage in range(len(what.stages[vw])):  # type: ignore[index]
             found = computed_by(folder, vw, stage)
             assert found == {p: sum(first <= p for first in own) for p in found}
     assert_same_bits(trained(folder), run_reference(what.reference()))
@@ -152,7 +153,8 @@ def test_random_runs_have_the_bits_of_those_without_moves(seed: int, tmp_path: P
 @pytest.mark.parametrize("weights", ["wave", "vertical", "flush", "double_buffer"])
 def test_a_run_with_twenty_moves(weights: Any, tmp_path: Path) -> None:
     draw = random.Random(7)
-    cuts, now = [], (2, 3)
+    cuts = list[tuple[int, int, tuple[int, ...]]]()
+    now: tuple[int, ...] = (2, 3)
     for first_wave in range(1, 21):
         now = near(draw, now)
         cuts.append((first_wave * 3 + 1, 0, now))
@@ -197,7 +199,7 @@ def test_messages_in_any_order_late_and_twice(name: str, tmp_path: Path, monkeyp
 )
 def test_every_sample_counts_once_if_a_life_ends_around_a_move(at: str, number: int | None, tmp_path: Path) -> None:
     """Before the move, in the middle of it and behind it: the next life has the plan of the newest record in force."""
-    what = witness_case(workers=2, stages=2, wave=2, live=((5, 0, (1, 3)),))
+    what = replace(witness_case(workers=2, stages=2, wave=2, live=((5, 0, (1, 3)),)), deterministic=True)
     survive(what, tmp_path, death(at, number))
     assert counts(tmp_path) == [[2] * NUM_WITNESSES] * 4
     last = [line for line in decisions(tmp_path, "plan") if line["vw"] == 0][-1]

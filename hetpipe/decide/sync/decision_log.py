@@ -874,8 +874,8 @@ class DecisionLog:
             self.members[vw] = Member(newcomer.num_stages, newcomer.incarnation, start, start, start, start)
         self.members = dict(sorted(self.members.items()))
         self._count_minibatches(passed.start, start)
+        self._change_plans(passed.start, start, ends=ends)
         if not ends:
-            self._change_plans(passed.start, start)
             self._change_waves(passed.start, start)
             self._freeze(passed, start, squares)
         frozen = self.progress.frozen
@@ -913,9 +913,12 @@ class DecisionLog:
         for reason in asked:
             self._request_barrier(reason)
 
-    def _change_plans(self, after: Clock, upto: Clock) -> None:
-        """Apply the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
-        moves, self.moves = self.moves, {}
+    def _change_plans(self, after: Clock, upto: Clock, *, ends: bool) -> None:
+        """Apply the changes of plans decided for the clocks after `after`, up to `upto`, where the run may end.
+
+        There only those are made that were live, in waves before it.
+        """
+        moves, self.moves = {} if ends else self.moves, {}
         for vw, move in sorted(moves.items()):
             member, known = self.members.get(vw), self.plans.get(vw)
             if known is not None and member is not None and member.incarnation == move.incarnation:
@@ -924,7 +927,8 @@ class DecisionLog:
                 self.decided[vw] = DecidedMove(upto, moved.version, move)
         for change in self.config.plan_changes:
             plan = self.plans.get(change.vw)
-            if plan is not None and change.bounds and after < change.clock <= upto:
+            is_made = change.live and change.clock < upto if ends else True
+            if plan is not None and change.bounds and after < change.clock <= upto and is_made:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
         # Who has moved its layers before the barrier already changes nothing there.
         self.moved = tuple(vw for vw in self.moved if not self._has_moved_live(vw, after, upto))
