@@ -19,6 +19,7 @@ import math
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -208,14 +209,14 @@ def _pieces(values: Values) -> list[memoryview | bytes]:
     return [piece for piece in pieces if len(piece)]
 
 
-def _write(path: Path, pieces: Sequence[memoryview | bytes]) -> None:
-    """Write a unit's file, which appears when it is complete.
+def _write(path: Path, pieces: Sequence[memoryview | bytes], suffix: str | None = None) -> None:
+    """Write a unit's file, which appears when it is complete; until then it has `suffix`, or one of this thread.
 
     Raises:
         OSError: it cannot be written; nothing of it remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial = path.with_name(f"{path.name}.{suffix or threading.get_native_id()}")
     try:
         # `write`, not a mapping: without room that raises, and a mapping would kill the process.
         with partial.open("wb", buffering=0) as file:

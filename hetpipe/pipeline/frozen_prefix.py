@@ -125,7 +125,6 @@ class FrozenPrefix:
         self._bounds: tuple[int, ...] = ()
         self._frozen_layers = 0
         self._passes_ahead = 0
-        self._borders: frozenset[int] = frozenset()
         #: The border at which it keeps units; None: another stage does, or it does not pay.
         self._keeps_at: int | None = None
         self._is_measured = False
@@ -137,7 +136,6 @@ class FrozenPrefix:
         is_new = (bounds, frozen_layers, epoch) != (self._bounds, self._frozen_layers, self._epochs_begun())
         self._bounds, self._frozen_layers = bounds, frozen_layers
         self._passes_ahead = passes_ahead(epoch, self._epochs)
-        self._borders = self.cache.borders()
         if is_new:
             self._keeps_at = kept_border(self._stage, bounds, self._nodes, frozen_layers)
             self._is_measured = False
@@ -189,7 +187,7 @@ class FrozenPrefix:
     def _read(self, arrived: Arrived) -> Arrived | None:
         if arrived.unit == NO_UNIT:
             return None
-        for border in readable_borders(self._borders, arrived.border, self._frozen_layers):
+        for border in readable_borders(self.cache.borders(), arrived.border, self._frozen_layers):
             values = self.cache.read(border, arrived.unit)
             if values is not None:
                 self.counts.read += 1
@@ -209,7 +207,6 @@ class FrozenPrefix:
                 return False
         if not self.cache.keep(behind.border, behind.unit, values):
             return False
-        self._borders |= {behind.border}
         if replaced is not None:
             self.cache.drop(replaced, behind.unit)
         return True

@@ -441,7 +441,7 @@ class SegmentRun:
             computed=crossed.computed,
             kept=crossed.kept,
             since=since,
-            samples=self._request(p).samples if identity.is_first else (),
+            unit=crossed.arrived.unit.hex(),
         )
         return crossed
 
