@@ -243,18 +243,20 @@ def _crossed(record: Record, origin: Origin) -> Event:
         raise _MalformedError(f"since must be a number of seconds, not {since!r}")
     vw, incarnation, stage, p = _counts(record, _STAGE_KEYS)
     read, kept = _counts(record, ("read", "kept"))
+    cache, unit = _text(record, "cache"), _text(record, "unit")
     return Crossed(
         origin,
         vw,
         incarnation,
         stage,
         p,
-        _text(record, "cache"),
+        cache,
         read,
-        *computed,
-        bool(kept),
-        since,
-        _text(record, "unit"),
+        computed[0],
+        computed[1],
+        kept=bool(kept),
+        since=since,
+        unit=unit,
     )
 
 

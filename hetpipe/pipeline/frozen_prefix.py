@@ -44,7 +44,7 @@ class FrozenLayers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class AtBorder:
     """A minibatch at a border of the chain."""
 
     values: Values
@@ -61,18 +61,18 @@ class Arrived:
         return torch.tensor([self.border, round(self.seconds * 1e9), *halves])
 
     @staticmethod
-    def of(values: Values) -> Arrived:
+    def of(values: Values) -> AtBorder:
         """The minibatch of a frame's tensors, the last of which is the note."""
         border, nanoseconds, *halves = map(int, values[-1].tolist())
         unit = b"".join(half.to_bytes(DIGEST_BYTES // 2, "little", signed=True) for half in halves)
-        return Arrived(values[:-1], border, unit, nanoseconds / 1e9)
+        return AtBorder(values[:-1], border, unit, nanoseconds / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class Crossed:
     """How a minibatch crossed the frozen layers of a stage."""
 
-    arrived: Arrived
+    arrived: AtBorder
     """Behind them."""
     read_at: int | None
     """The border at which it was read; None: it was not."""
@@ -155,11 +155,11 @@ class FrozenPrefix:
         return self._bounds[self._stage + 1] < self._frozen_layers
 
     @staticmethod
-    def entered(inputs: Values) -> Arrived:
+    def entered(inputs: Values) -> AtBorder:
         """A minibatch that enters the model."""
-        return Arrived(inputs, 0, digest_of(inputs))
+        return AtBorder(inputs, 0, digest_of(inputs))
 
-    def cross(self, arrived: Arrived, layers: FrozenLayers) -> Crossed:
+    def cross(self, arrived: AtBorder, layers: FrozenLayers) -> Crossed:
         """Read a minibatch, or compute the frozen layers of this stage."""
         upto = min(self._bounds[self._stage + 1], self._frozen_layers)
         read = self._read(arrived)
@@ -179,12 +179,12 @@ class FrozenPrefix:
         values = layers.run(found.values, found.border, upto)
         taken = layers.seconds_of(found.border, upto, self._clock.monotonic() - started)
         unit = found.unit if self._is_repeatable else NO_UNIT
-        behind = Arrived(values, upto, unit, found.seconds + taken)
+        behind = AtBorder(values, upto, unit, found.seconds + taken)
         kept = self._keep(behind, found.border if read is not None else None)
         self.counts.computed += 1
         return Crossed(behind, None if read is None else read.border, (found.border, upto), kept=kept)
 
-    def _read(self, arrived: Arrived) -> Arrived | None:
+    def _read(self, arrived: AtBorder) -> AtBorder | None:
         if arrived.unit == NO_UNIT:
             return None
         for border in readable_borders(self.cache.borders(), arrived.border, self._frozen_layers):
@@ -192,10 +192,10 @@ class FrozenPrefix:
             if values is not None:
                 self.counts.read += 1
                 self.counts.read_bytes += sum(value.nbytes for value in values)
-                return Arrived(values, border, arrived.unit)
+                return AtBorder(values, border, arrived.unit)
         return None
 
-    def _keep(self, behind: Arrived, replaced: int | None) -> bool:
+    def _keep(self, behind: AtBorder, replaced: int | None) -> bool:
         """Keep a minibatch, in place of the border at which it was read, if that pays."""
         if self._keeps_at is None or behind.unit == NO_UNIT:
             return False
@@ -211,7 +211,7 @@ class FrozenPrefix:
             self.cache.drop(replaced, behind.unit)
         return True
 
-    def _pays(self, behind: Arrived) -> bool:
+    def _pays(self, behind: AtBorder) -> bool:
         """Whether keeping pays, measured on a minibatch, which is kept for it."""
         started = self._clock.monotonic()
         is_kept = self.cache.keep(behind.border, behind.unit, behind.values)

@@ -27,7 +27,7 @@ from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
-from hetpipe.pipeline.frozen_prefix import Arrived, Crossed, FrozenLayers, FrozenPrefix
+from hetpipe.pipeline.frozen_prefix import AtBorder, Crossed, FrozenLayers, FrozenPrefix
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.reading import Request
 from hetpipe.pipeline.remapping import Remapping
@@ -428,7 +428,7 @@ class SegmentRun:
         parts, identity = self._parts, self._parts.identity
         since = parts.clock.monotonic()
         crossed = prefix.cross(
-            prefix.entered(values) if identity.is_first else Arrived.of(values),
+            prefix.entered(values) if identity.is_first else AtBorder.of(values),
             _FrozenLayers(parts, p),
         )
         parts.history.crossed(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hetpipe.decide.elastic.caching import allowed_bytes, wants_cache
+from hetpipe.decide.elastic.caching import allowed_bytes
 from hetpipe.job.file import Job
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.frozen_cache import CacheFolders
@@ -42,7 +42,7 @@ class FrozenCaches:
 
     def environment(self, job_id: JobId, job: Mapping[str, Any]) -> dict[str, str]:
         """The variable for a stage of a job; none if it caches nothing, or if there is no room for folders."""
-        if not wants_cache(Job.model_validate(job)):
+        if not _may_cache(job):
             return {}
         with self._lock:
             if job_id not in self._folders:
@@ -67,6 +67,14 @@ class FrozenCaches:
         """Remove all folders."""
         for job_id in list(self._folders):
             self.remove(job_id)
+
+
+def _may_cache(job: Mapping[str, Any]) -> bool:
+    """Whether a job freezes layers and does not rule a cache out; its stages decide (`wants_cache`)."""
+    freeze, elastic = job.get("freeze") or {}, job.get("elastic") or {}
+    freezes = any(freeze.get(key) for key in ("layers", "schedule", "alpha"))
+    freezes |= any(line.get("do") == "freeze" for line in elastic.get("script") or ())
+    return freezes and freeze.get("cache") != "off"
 
 
 def cache_folders(environment: Mapping[str, str], job: Job) -> CacheFolders | None:
