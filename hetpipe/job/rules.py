@@ -476,7 +476,6 @@ def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) ->
             )
 
 
-<<<<<<< HEAD
 def _moves_between_barriers(
     weights: WeightPolicy,
     sync: SyncSection,
@@ -513,7 +512,6 @@ def _moves_between_barriers(
         )
 
 
-=======
 def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection, data: DataSection) -> Iterator[Problem]:
     if freeze.cache != "on":
         return
@@ -534,7 +532,6 @@ def _cache(message: str) -> Problem:
     return Problem(("freeze", "cache"), message)
 
 
->>>>>>> main
 def _memory_between_barriers(weights: WeightPolicy, elastic: ElasticSection) -> Iterator[Problem]:
     """A recomputation on predicted weights is another computation, which begins at a barrier."""
     if POLICIES[weights].predicts is None:
