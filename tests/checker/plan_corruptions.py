@@ -176,7 +176,7 @@ def live_backward_by_the_plan_before(histories: Histories) -> None:
     record(histories, FIRST_STAGE, event="backward", p=5)["version"] = 0
 
 
-@_corruption(LIVE, Kind.PLAN_VERSION, Kind.NO_SLICES, Kind.SLICE_NOT_OWNED, Kind.COMMITTED_UNSTAGED)
+@_corruption(LIVE, Kind.PLAN_VERSION, Kind.SLICE_NOT_OWNED, Kind.COMMITTED_UNSTAGED)
 def live_move_nobody_announced(histories: Histories) -> None:
     remove(histories, CLOCK_SHARD, event="plan", vw=0, version=1)
 
@@ -187,7 +187,7 @@ def live_move_without_its_sign(histories: Histories) -> None:
     del record(histories, CLOCK_SHARD, event="plan", vw=0, version=1)["live"]
 
 
-@_corruption(LIVE, Kind.PLAN)
+@_corruption(LIVE, Kind.PLAN, Kind.PLAN_VERSION)
 def live_move_to_an_older_version(histories: Histories) -> None:
     plan = record(histories, CLOCK_SHARD, event="plan", vw=0, version=1)
     before = record(histories, CLOCK_SHARD, event="plan", vw=0, version=0)
