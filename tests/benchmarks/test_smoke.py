@@ -22,6 +22,7 @@ _HELPERS = {
     "sleeper",
     "stages",
     "unequal",
+    "vpipe",
 }
 
 
