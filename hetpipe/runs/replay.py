@@ -113,8 +113,8 @@ def replay_minibatch(
         UserError: the weights of the minibatch are not known; it says which ones are.
         CallableError, CheckpointError: the user's code or the checkpoint cannot be used.
     """
-    if not 0 <= vw < job.num_workers:
-        raise UserError(f"there is no virtual worker {vw}; the run has {job.num_workers}, numbered from 0")
+    if not 0 <= vw < job.num_ever:
+        raise UserError(f"there is no virtual worker {vw}; the run has {job.num_ever}, numbered from 0")
     if job.precision == "fp16":
         raise UserError("the run scaled its losses for fp16, by factors that are not kept; replay runs in fp32 or bf16")
     use_device(torch.device("cpu"), deterministic=job.sync.deterministic)
@@ -255,7 +255,7 @@ def _with_known_weights(
     order_of: Callable[[int], Sequence[int] | None],
 ) -> tuple[int, tuple[Block, ...], int] | None:
     """Origin, samples and epoch of the minibatches that use the weights of a barrier; None: there are none."""
-    workers = [VirtualWorkerIndex(index) for index in range(job.num_workers)]
+    workers = [VirtualWorkerIndex(index) for index in range(job.num_ever)]
     waves = progress.waves
     per_wave = {one: waves[one].minibatches_per_wave if one in waves else job.minibatches_of(one) for one in workers}
     n = per_wave[vw]
