@@ -208,6 +208,8 @@ def _memory_search(_: int) -> Mapping[str, Any]:
 
 def _partitions(_: int) -> Mapping[str, Any]:
     _say("(u) cuts and policies beside vPipe's Algorithms 1 to 3, random graphs", partitions.of_random_graphs())
+    for name, figures in partitions.of_models():
+        _say(f"    {name} in {partitions.NUM_STAGES} stages, ms of the slowest by forecast", figures)
     return {}
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 
-from benchmarks.partitions import random_graph
+import torch
+from torch import Tensor, nn
+
+from benchmarks.graphs import recorded
+from benchmarks.partitions import of_whole_stages, random_graph
 from benchmarks.vpipe import Graph, Node, Value, algorithm_3, coarsened, nearest_cuts, plain_kernighan_lin
+from hetpipe.values.memory import LayerPolicy, stage_memory
 
 
 def chain_with(skips: list[tuple[int, int]], num_calls: int) -> Graph:
@@ -75,3 +80,41 @@ def test_merging_keeps_what_crosses_the_cuts() -> None:
     merged = graph.merged(cuts)
     assert merged.alive_bytes() == [graph.alive_bytes()[cut] for cut in cuts]
     assert sum(merged.times) == sum(graph.times)
+
+
+class Skipping(nn.Module):
+    """Two products, and the sum of what goes in and what comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.tanh(x)
+        return first + self.down(self.up(first).view(2, 16))
+
+
+def test_a_recorded_model_has_the_time_of_its_products_and_what_its_calls_exchange() -> None:
+    with torch.device("meta"):
+        found = recorded(Skipping(), {"x": torch.empty(2, 8)})
+    _, up, view, down, _ = found.graph.nodes
+    for product, moved in ((up, 16 + 32 + 128), (down, 32 + 16 + 128)):
+        assert product.parameter_bytes == 4 * 128
+        assert product.forward_ticks == int(1e12 * (2 * 2 * 128 / 40e12 + 4 * moved / 700e9))
+    assert (view.forward_ticks, view.activation_bytes) == (0, 0)
+    exchanged = {(value.maker, value.readers, value.num_bytes) for value in found.graph.values}
+    assert exchanged == {(0, (1, 4), 64), (1, (2,), 128), (2, (3,), 128), (3, (4,), 64)}
+    assert found.layers[0] == 0
+    assert found.layers[-1] == len(found.graph.nodes)
+
+
+def test_stages_that_treat_all_layers_alike_cost_what_their_policies_cost() -> None:
+    places = random_graph(random.Random(5), 7).places(
+        [0, 0, 0], host_bytes_per_second=None, link_bytes_per_second=10**9
+    )
+    for keeps in (False, True):
+        policy: LayerPolicy = "keep" if keeps else "recompute"
+        for place, (memory, ticks) in zip(places, of_whole_stages(places, keeps=keeps), strict=True):
+            for first, last in itertools.combinations(range(8), 2):
+                cost = stage_memory(place.figures(first, last), [policy] * (last - first))
+                assert (memory[first, last], ticks[first, last]) == (cost.num_bytes, cost.ticks)
