@@ -91,7 +91,8 @@ class Skipping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first = torch.tanh(x)
-        return first + self.down(self.up(first).view(2, 16))
+        found: Tensor = first + self.down(self.up(first).view(2, 16))
+        return found
 
 
 def test_a_recorded_model_has_the_time_of_its_products_and_what_its_calls_exchange() -> None:
