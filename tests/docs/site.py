@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hetpipe
@@ -91,7 +91,7 @@ def reference() -> str:
     return "\n".join([head, *names])
 
 
-def page_of(notebook: dict[str, list[dict[str, object]]]) -> str:
+def page_of(notebook: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
     """A notebook as a page: its text, and its code in fences."""
     parts = []
     for cell in notebook["cells"]:

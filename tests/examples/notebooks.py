@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 #: Of one notebook, on two busy cores; a cell that takes longer is interrupted.
-BUDGET_SECONDS = 300
+BUDGET_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
