@@ -275,7 +275,7 @@ def minibatch(
 
 def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
     """The sample indices of a minibatch, and its epoch (from 0)."""
-    count = job.num_workers
+    count = job.num_ever
     if not 0 <= vw < count:
         raise LookupError(f"there is no virtual worker {vw}; the job has {count}, numbered from 0")
     if p < 1:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import structlog
-import torch
 import typer.testing
 from hypothesis import HealthCheck, settings
 
@@ -32,6 +31,8 @@ settings.load_profile("repeatable")
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """One thread per operation: sums that must agree bit for bit are then added in one order."""
+    import torch  # two seconds and a half, which the process that only hands out tests does without
+
     torch.set_num_threads(1)
 
 

@@ -45,6 +45,19 @@ def all_pairs(
     ]
 
 
+def every_nth(step: int, cases: Iterable[Any]) -> list[Any]:
+    """Cases of a test of which `make test` takes each `step`-th, from the first one on; the others are `exhaustive`.
+
+    For lists whose neighbours fail for the same reasons. Several arguments of a test are a tuple.
+    """
+    return [
+        case
+        if number % step == 0
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.exhaustive)
+        for number, case in enumerate(cases)
+    ]
+
+
 def covering(points: Sequence[tuple[Any, ...]]) -> set[int]:
     """Positions of some points in which every two values meet that meet in any of them.
 

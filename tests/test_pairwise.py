@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import pairwise
-from tests.pairwise import all_pairs, covering
+from tests.pairwise import all_pairs, covering, every_nth
 
 SIX_AXES = list(product("ab", "abc", "abc", "abc", "abc", "abc"))
 
@@ -43,6 +43,13 @@ def test_what_is_left_out_is_marked_and_nothing_is_lost(monkeypatch: pytest.Monk
     assert found[0].id == "aaaaaa"
     monkeypatch.setattr(pairwise, "gives_all", False)
     assert [one.values for one in all_pairs(SIX_AXES)] == [SIX_AXES[number] for number in left]
+
+
+def test_of_a_list_the_first_of_every_few_is_left_and_nothing_is_lost() -> None:
+    found = every_nth(2, ["a", ("b", 1), "c", "d"])
+    assert [found[0], found[2]] == ["a", "c"]
+    assert [one.values for one in found[1::2]] == [("b", 1), ("d",)]
+    assert {mark.name for one in found[1::2] for mark in one.marks} == {"exhaustive"}
 
 
 @pytest.mark.parametrize(("point", "values"), all_pairs([(1, {"n": 1}), (2, {"n": 1})], by=lambda _, values: (values,)))

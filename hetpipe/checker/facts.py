@@ -33,6 +33,10 @@ class Layout:
     """(layer, shard) of every slice; none where no shard holds weights."""
     freeze_levels: tuple[int, ...] = ()
     """F → leading layers that are frozen then, as far as ties allow; empty where none freeze."""
+    devices: tuple[tuple[str, ...], ...] = ()
+    """Per virtual worker, the device of each stage; empty: not known."""
+    num_added: int = 0
+    """The last so many virtual workers are added by the script, and do not count for the end of the run."""
 
     @property
     def num_layers(self) -> int:
@@ -222,6 +226,7 @@ class _LineFile(BaseModel):
     layers: int | list[int | str] = []
     policy: str = ""
     minibatches_per_wave: _Count | list[_Count] = []
+    devices: list[int] | None = None
 
 
 class _ElasticFile(BaseModel):
@@ -245,6 +250,8 @@ class _JobFile(BaseModel):
 class _StageFile(BaseModel):
     first_layer: int
     last_layer: int
+    agent: str = ""
+    device: str = ""
 
 
 class _VirtualWorkerFile(BaseModel):
@@ -292,7 +299,7 @@ def read_facts(run_dir: Path) -> Facts:
     facts = _read(run_dir / "facts.json", _FactsFile)
     return Facts(
         rule=_rule(job),
-        layout=_layout(plan),
+        layout=_layout(plan, job),
         data=Data(facts.num_samples, job.batch_size, job.epochs, job.minibatches),
         start=_start(facts.start),
         history=_known(HistoryRule, "history", job.history),
@@ -431,7 +438,7 @@ def _staleness(sync: SyncRule, bound: int | None) -> int | None:
     return bound
 
 
-def _layout(plan: _PlanFile) -> Layout:
+def _layout(plan: _PlanFile, job: _JobFile) -> Layout:
     bounds = tuple(
         (worker.stages[0].first_layer, *(stage.last_layer for stage in worker.stages))
         for worker in plan.virtual_workers
@@ -441,4 +448,6 @@ def _layout(plan: _PlanFile) -> Layout:
         plan.num_shards,
         tuple((piece.layer, piece.shard) for piece in plan.slices),
         tuple(plan.freeze_levels),
+        tuple(tuple(f"{stage.agent} {stage.device}" for stage in worker.stages) for worker in plan.virtual_workers),
+        sum(line.do == "add" and line.devices is not None for line in job.elastic.script),
     )

@@ -305,6 +305,13 @@ class Replay:
                     f"virtual worker {vw} commits wave {wave}, but the script adds it at clock {own[0].clock} only"
                 )
                 self._findings.add(Kind.MEMBERSHIP, message, commit.origin)
+        users: dict[tuple[str, int], int] = {}
+        for (vw, wave), commit in line.commits.items():
+            for device in self._layout.devices[vw] if vw < len(self._layout.devices) and self._members else ():
+                other = users.setdefault((device, wave), vw)
+                if other != vw:
+                    message = f"virtual worker {vw} commits wave {wave} on device {device}, as {other} does"
+                    self._findings.add(Kind.MEMBERSHIP, message, commit.origin)
         for each in self._members:
             is_reached = each.clock in line.barriers[1:] and (line.end is None or each.clock < line.end.clock)
             if each.is_added and is_reached and each.clock not in [life.first_wave for life in line.lives_of(each.vw)]:

@@ -21,7 +21,7 @@ class SampleVerifier:
     def __init__(self, facts: Facts, timeline: Timeline, findings: Findings) -> None:
         self._data = facts.data
         self._start = facts.start
-        self._num_workers = len(facts.layout.bounds)
+        self._num_workers = len(facts.layout.bounds) - facts.layout.num_added
         self._timeline = timeline
         self._findings = findings
         #: Epoch → sample → the line that used it first; None for samples used before the run started.

@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from hetpipe.job.sections import LayerCounts, PositiveInt, Section
-from hetpipe.values.bounds import MAX_LISTED
+from hetpipe.values.bounds import MAX_LISTED, MAX_STAGES
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.suggest import join_names
+from hetpipe.values.sync import MemberChange, is_absent
 
 _VERBS = ("move", "memory", "waves", "drop", "add", "freeze", "barrier")
 
@@ -122,6 +124,12 @@ class DropLine(Section):
     """The virtual worker."""
 
 
+def _different(devices: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if devices is not None and len(set(devices)) < len(devices):
+        raise ValueError("has a device twice; give each stage a device of its own")
+    return devices
+
+
 class AddLine(Section):
     """A virtual worker joins, or comes back."""
 
@@ -130,9 +138,15 @@ class AddLine(Section):
     do: Literal["add"] = Field(examples=["add"])
     """`add`: a virtual worker that an earlier line dropped comes back; one that none has dropped joins only there."""
     vw: int = Field(ge=0, examples=[1])
-    """The virtual worker, one of the job's."""
+    """The virtual worker: one of the job's or, with `devices`, another one with the next index."""
     stages: LayerCounts | None = Field(default=None, examples=["[3, 1]"])
     """Layers of each of its stages from there on, whose number stays; as before, if omitted."""
+    devices: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...] | None, Field(max_length=MAX_STAGES), AfterValidator(_different)
+    ] = Field(default=None, examples=["[0, 1]"])
+    """The device of each stage of a virtual worker that the job does not have otherwise: a number counts the devices of
+    the job's virtual workers, stage by stage, from 0 on. No virtual worker that trains meanwhile may have them.
+    """
 
 
 class FreezeLine(Section):
@@ -188,7 +202,7 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
             )
         if line.at.clock > clock:
             clock, moved, has_waves = line.at.clock, set(), False
-        if isinstance(line, MoveLine) or (isinstance(line, AddLine) and line.stages):
+        if isinstance(line, MoveLine) or (isinstance(line, AddLine) and line.stages and line.devices is None):
             if line.vw in moved:
                 raise ValueError(
                     f"line {number} moves virtual worker {line.vw} a second time at clock {clock}; remove one"
@@ -227,6 +241,32 @@ def _dropped_before_added(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, .
     return script
 
 
+def _with_devices_once(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
+    """Check the lines that add other virtual workers than the job's."""
+    named, newest = set[int](), None
+    for number, line in enumerate(script, start=1):
+        if isinstance(line, AddLine) and line.devices is not None:
+            if line.stages is None or len(line.stages) != len(line.devices):
+                raise ValueError(
+                    f"line {number} has `devices`, so it needs as many `stages`: the layers of each; give both, for "
+                    "example `stages: [2, 2], devices: [0, 1]`"
+                )
+            if line.vw in named:
+                raise ValueError(
+                    f"line {number} gives virtual worker {line.vw} devices, but an earlier line has it already; give "
+                    "it another index, or remove `devices`"
+                )
+            if newest is not None and line.vw != newest + 1:
+                raise ValueError(
+                    f"line {number} adds virtual worker {line.vw} with `devices`, but the next index is {newest + 1}; "
+                    "use that"
+                )
+            newest = line.vw
+        if not isinstance(line, WavesLine | FreezeLine | BarrierLine):
+            named.add(line.vw)
+    return script
+
+
 class ElasticSection(Section):
     """Changes of plans while the job trains."""
 
@@ -236,6 +276,7 @@ class ElasticSection(Section):
         AfterValidator(_in_order),
         AfterValidator(_ever_more_frozen),
         AfterValidator(_dropped_before_added),
+        AfterValidator(_with_devices_once),
     ] = Field(default=(), examples=["[{at: {clock: 4}, do: move, vw: 0, stages: [3, 1]}]"])
     """The changes, in order of time. A job with a script makes no automatic changes: no straggler's layers are moved,
     no virtual worker continues without its missing agents, and none is added.
@@ -255,6 +296,27 @@ class ElasticSection(Section):
     def members(self) -> tuple[DropLine | AddLine, ...]:
         """The lines that change who trains."""
         return tuple(line for line in self.script if isinstance(line, DropLine | AddLine))
+
+    @property
+    def added(self) -> tuple[tuple[int, AddLine], ...]:
+        """The lines, and their numbers, that add other virtual workers than the job's, by their indices."""
+        return tuple(
+            (number, line)
+            for number, line in enumerate(self.script)
+            if isinstance(line, AddLine) and line.devices is not None
+        )
+
+    @property
+    def member_changes(self) -> tuple[MemberChange, ...]:
+        """What these lines decide, in order."""
+        return tuple(
+            MemberChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), isinstance(line, AddLine))
+            for line in self.members
+        )
+
+    def is_absent(self, vw: int, clock: int) -> bool:
+        """Whether a virtual worker takes no part in the segment that a barrier at `clock` begins."""
+        return is_absent(self.member_changes, vw, clock)
 
     def stays_dropped(self, vw: int) -> bool:
         """Whether a virtual worker is dropped for good."""

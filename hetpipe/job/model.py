@@ -318,6 +318,15 @@ class Job(Section):
         return self.workers.count
 
     @property
+    def num_ever(self) -> int:
+        """The number of virtual workers, with those that only the script adds.
+
+        Raises:
+            JobError: it is not planned yet.
+        """
+        return self.num_workers + len(self.elastic.added)
+
+    @property
     def num_devices(self) -> int:
         """Devices used by the whole run: one per stage of every virtual worker."""
         return sum(self.num_stages(VirtualWorkerIndex(vw)) for vw in range(self.num_workers))
@@ -330,12 +339,16 @@ class Job(Section):
     def layer_counts(self, vw: VirtualWorkerIndex) -> LayerCounts | None:
         """Layers of each stage of `vw`, first to last, or None if the cut is chosen by hetpipe."""
         stages = self.workers.stages
-        return stages[vw] if isinstance(stages, tuple) else None
+        given = dict(enumerate(stages)) if isinstance(stages, tuple) else {}
+        return (given | {line.vw: line.stages for _, line in self.elastic.added}).get(vw)
 
     def num_stages(self, vw: VirtualWorkerIndex) -> int:
         """K of virtual worker `vw`."""
-        stages = self.workers.stages
-        return len(stages[vw]) if isinstance(stages, tuple) else int(stages)
+        counts, stages = self.layer_counts(vw), self.workers.stages
+        if counts is not None:
+            return len(counts)
+        assert not isinstance(stages, tuple), "lists of layers are those of every virtual worker"
+        return int(stages)
 
     @property
     def minibatches_per_wave(self) -> int | tuple[int, ...]:

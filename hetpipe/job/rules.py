@@ -122,7 +122,7 @@ def _waves(sync: SyncSection) -> tuple[int, ...]:
     return (given,) if isinstance(given, int) else given
 
 
-def _a_wave_for_each(workers: WorkersSection, sync: SyncSection) -> Iterator[Problem]:
+def _a_wave_for_each(workers: WorkersSection, sync: SyncSection, elastic: ElasticSection) -> Iterator[Problem]:
     """A list of N has one entry per virtual worker of the job; with `proportional` the planner computes the list."""
     given = sync.minibatches_per_wave
     if given == "proportional":
@@ -136,10 +136,10 @@ def _a_wave_for_each(workers: WorkersSection, sync: SyncSection) -> Iterator[Pro
             "has one number for each virtual worker, which requires `workers.stages` with the stages of each; give "
             "them, or one number, or auto, or proportional",
         )
-    elif workers.count is not None and len(given) != workers.count:
+    elif workers.count is not None and len(given) != (num_workers := workers.count + len(elastic.added)):
         yield Problem(
             path,
-            f"has {len(given)} numbers, but there are {workers.count} virtual workers; give one for each, or one "
+            f"has {len(given)} numbers, but there are {num_workers} virtual workers; give one for each, or one "
             "number for all",
         )
 
@@ -355,15 +355,23 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
         path = ("elastic", "script", number)
         if isinstance(line, WavesLine | FreezeLine | BarrierLine):
             continue
-        if line.vw >= workers.count:
-            yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {workers.count - 1}")
+        known = [len(stages[vw]) if isinstance(stages, tuple) else int(stages) for vw in range(workers.count)]
+        known += [len(added.devices or ()) for before, added in elastic.added if before <= number]
+        if line.vw >= len(known):
+            yield Problem((*path, "vw"), f"is {line.vw}, but the virtual workers are 0 to {len(known) - 1}")
             continue
-        num_stages = len(stages[line.vw]) if isinstance(stages, tuple) else int(stages)
-        if isinstance(line, MoveLine | AddLine) and line.stages and len(line.stages) != num_stages:
+        if isinstance(line, AddLine) and line.devices is not None and line.vw < workers.count:
+            yield Problem(
+                (*path, "devices"),
+                f"are those of virtual worker {line.vw}, which the job has with devices of its own; remove them, or "
+                f"use index {workers.count} for another one",
+            )
+        if isinstance(line, MoveLine | AddLine) and line.stages and len(line.stages) != known[line.vw]:
             yield Problem(
                 (*path, "stages"),
-                f"has {len(line.stages)} stages, but virtual worker {line.vw} has {num_stages}; a move keeps their "
-                "number: give the layers of each",
+                f"has {len(line.stages)} stages, but virtual worker {line.vw} has {known[line.vw]}; a move keeps their "
+                "number: give the layers of each; for another number, drop it, and add another virtual worker on its "
+                "`devices` at the same clock",
             )
 
 
@@ -394,10 +402,10 @@ def _waves_of_the_script(
             continue
         path, given = ("elastic", "script", number, "minibatches_per_wave"), line.counts
         if isinstance(line.minibatches_per_wave, tuple):
-            if workers.count is not None and len(given) != workers.count:
+            if workers.count is not None and len(given) != (num_workers := workers.count + len(elastic.added)):
                 yield Problem(
                     path,
-                    f"has {len(given)} numbers, but there are {workers.count} virtual workers; give one for each, or "
+                    f"has {len(given)} numbers, but there are {num_workers} virtual workers; give one for each, or "
                     "one number for all",
                 )
             elif sync.traits.averages_gradients and len(set(given)) > 1:
@@ -419,16 +427,14 @@ def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: 
             ("elastic", "script"),
             f"drops a virtual worker, but under `{sync.kind}` only the stages hold the weights; use wsp, bsp or asp",
         )
-    firsts = {line.vw: line for line in reversed(elastic.members)}
-    dropped = {vw for vw, line in firsts.items() if isinstance(line, AddLine)}
-    for number, line in enumerate(elastic.script):
-        if isinstance(line, DropLine):
-            dropped.add(line.vw)
-        elif isinstance(line, AddLine):
-            dropped.discard(line.vw)
-        if workers.count is not None and len(dropped) >= workers.count:
-            yield Problem(("elastic", "script", number, "vw"), "is the last virtual worker that trains; keep one")
-            return
+    if workers.count is None:
+        return
+    everybody = range(workers.count + len(elastic.added))
+    drops = [(number, line.at.clock) for number, line in enumerate(elastic.script) if isinstance(line, DropLine)]
+    empty = [clock for _, clock in drops if all(elastic.is_absent(vw, clock) for vw in everybody)]
+    if empty:
+        last = max(number for number, clock in drops if clock == empty[0])
+        yield Problem(("elastic", "script", last, "vw"), "is the last virtual worker that trains; keep one")
 
 
 def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) -> Iterator[Problem]:

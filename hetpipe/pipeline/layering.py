@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import inspect
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from hetpipe.errors import CallableError
+from hetpipe.job.file import Job
 from hetpipe.model.cut_model import CutModel, Signature, whole_output
 from hetpipe.model.user_errors import place_of_function
-from hetpipe.pipeline.callables import LossFunction, WeightedLosses, own_loss
+from hetpipe.pipeline.callables import (
+    LossFunction,
+    MapDataset,
+    WeightedLosses,
+    build_train_data,
+    load_loss,
+    own_loss,
+)
 from hetpipe.pipeline.chain import Layer, chain_of, cut_chain
-from hetpipe.pipeline.data import Batch
+from hetpipe.pipeline.data import Batch, example_of
 from hetpipe.pipeline.seeds import preserved_generators
+from hetpipe.values.policies import POLICIES
 from hetpipe.values.precision import Precision
 
 
@@ -92,6 +102,25 @@ def layers_of(
             splits_ties=splits_ties,
             precision=precision,
         )
+
+
+def layers_of_job(job: Job, import_path: Path, model: nn.Module, train: MapDataset | None = None) -> tuple[Layer, ...]:
+    """The chain of a job's model; all processes of a job cut it by the same samples.
+
+    Args:
+        job: the job.
+        import_path: the first folder to import user code from.
+        model: the job's, as built.
+        train: the job's training data, built if needed and not given.
+
+    Raises:
+        CallableError: the user's code cannot be used.
+    """
+    if defines_layers(model):
+        return chain_of(model, precision=job.precision)
+    example = example_of(job, build_train_data(job, import_path) if train is None else train)
+    splits_ties = POLICIES[job.weights].splits_ties
+    return layers_of(model, example, load_loss(job, import_path), splits_ties=splits_ties, precision=job.precision)
 
 
 def _check_kinds(model: nn.Module) -> None:

@@ -30,18 +30,17 @@ from hetpipe.job.file import Job
 from hetpipe.observe.clock_curve import clock_shard_file
 from hetpipe.observe.segments import read_lines
 from hetpipe.pipeline.callables import MapDataset, build_model, build_train_data, epoch_order, load_loss
-from hetpipe.pipeline.chain import Layer, chain_of, freeze
+from hetpipe.pipeline.chain import Layer, freeze
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.cuda import use_device
-from hetpipe.pipeline.data import example_of, read_minibatch
+from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.hugging_face import load_strictly
-from hetpipe.pipeline.layering import defines_layers, layers_of, on_output
+from hetpipe.pipeline.layering import layers_of_job, on_output
 from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.values import wire
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.plan import Plan
-from hetpipe.values.policies import POLICIES
 from hetpipe.values.rewinds import run_folders
 from hetpipe.values.storage_url import is_url
 from hetpipe.values.suggest import join_names
@@ -114,15 +113,15 @@ def replay_minibatch(
         UserError: the weights of the minibatch are not known; it says which ones are.
         CallableError, CheckpointError: the user's code or the checkpoint cannot be used.
     """
-    if not 0 <= vw < job.num_workers:
-        raise UserError(f"there is no virtual worker {vw}; the run has {job.num_workers}, numbered from 0")
+    if not 0 <= vw < job.num_ever:
+        raise UserError(f"there is no virtual worker {vw}; the run has {job.num_ever}, numbered from 0")
     if job.precision == "fp16":
         raise UserError("the run scaled its losses for fp16, by factors that are not kept; replay runs in fp32 or bf16")
     use_device(torch.device("cpu"), deterministic=job.sync.deterministic)
     with preserved_generators():
         dataset = build_train_data(job, import_path)
         barrier = _barrier_of(run_dir, job, import_path, dataset, VirtualWorkerIndex(vw), p, restored_from)
-        layers = _chain(job, import_path, barrier)
+        layers = _chain(job, import_path, dataset, barrier)
         compute = StageCompute(
             layers,
             vw=VirtualWorkerIndex(vw),
@@ -174,18 +173,12 @@ def _plainly(compute: Callable[[], Replayed]) -> Replayed:
     return compute()
 
 
-def _chain(job: Job, import_path: Path, barrier: _Barrier) -> tuple[Layer, ...]:
+def _chain(job: Job, import_path: Path, train: MapDataset, barrier: _Barrier) -> tuple[Layer, ...]:
     """All layers of the model with the barrier's weights."""
     model = build_model(job, import_path)
     if barrier.checkpoint is not None:
         load_strictly(model, read_checkpoint_state(str(barrier.checkpoint)))
-    if defines_layers(model):
-        chain = chain_of(model, precision=job.precision)
-    else:
-        example = example_of(job, build_train_data(job, import_path))
-        splits_ties = POLICIES[job.weights].splits_ties
-        loss = load_loss(job, import_path)
-        chain = layers_of(model, example, loss, splits_ties=splits_ties, precision=job.precision)
+    chain = layers_of_job(job, import_path, model, train)
     return freeze(chain, 0, len(chain), barrier.progress.frozen, job.freeze.mode)
 
 
@@ -262,7 +255,7 @@ def _with_known_weights(
     order_of: Callable[[int], Sequence[int] | None],
 ) -> tuple[int, tuple[Block, ...], int] | None:
     """Origin, samples and epoch of the minibatches that use the weights of a barrier; None: there are none."""
-    workers = [VirtualWorkerIndex(index) for index in range(job.num_workers)]
+    workers = [VirtualWorkerIndex(index) for index in range(job.num_ever)]
     waves = progress.waves
     per_wave = {one: waves[one].minibatches_per_wave if one in waves else job.minibatches_of(one) for one in workers}
     n = per_wave[vw]

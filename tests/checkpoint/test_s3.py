@@ -21,6 +21,8 @@ from tests.polling import wait_until
 from tests.server.shard.builders import requester
 from tests.storage.s3_server import BUCKET, S3Server, TearingProxy, environment_of, s3_server
 
+pytestmark = pytest.mark.exhaustive
+
 SECONDS = 20.0
 
 #: A part is larger than this many bytes, and larger than the requests around it.

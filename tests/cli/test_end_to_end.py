@@ -162,6 +162,7 @@ def test_a_run_that_is_measured_and_planned_by_itself(tmp_path: Path, monkeypatc
     assert any(layer["forward_flops"] for layer in json.loads(profiles[0])["layers"])
 
 
+@pytest.mark.exhaustive
 def test_user_code_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a package of the user's called `services`, though first on the path, is in nobody's way."""
     (tmp_path / "services").mkdir()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hetpipe.job.file import Job
+from hetpipe.values.ids import VirtualWorkerIndex
 from tests.job.test_job_policies import job, problems
 
 
@@ -195,3 +196,54 @@ def test_replicas_move_together() -> None:
         assert found.startswith(
             "elastic.script: does not move all 2 virtual workers alike at clock 4, but under allreduce"
         )
+
+
+def added(clock: int = 4, **changes: Any) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "add", "vw": 1, "stages": (2,), "devices": (0,), **changes}
+
+
+def dropped(clock: int = 4, vw: int = 0) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "drop", "vw": vw}
+
+
+def test_another_virtual_worker_takes_the_place_of_the_only_one() -> None:
+    made = job(
+        workers={"count": 1, "stages": 2},
+        elastic=script(dropped(), added(), added(vw=2, devices=(1,)), waves((4, 2, 2))),
+    )
+    assert (made.num_workers, made.num_ever, made.num_devices) == (1, 3, 2)
+    assert [made.num_stages(VirtualWorkerIndex(vw)) for vw in range(3)] == [2, 1, 1]
+    assert made.elastic.is_absent(1, 3)
+    assert not made.elastic.is_absent(1, 4)
+    assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ((added(devices=(0, 0), stages=(1, 1)),), "elastic.script[0].devices: has a device twice; give each stage"),
+        ((added(stages=None),), "elastic.script: line 1 has `devices`, so it needs as many `stages`"),
+        ((added(stages=(1, 1)),), "elastic.script: line 1 has `devices`, so it needs as many `stages`"),
+        (
+            (dropped(), added(), dropped(5, 1), added(6)),
+            "elastic.script: line 4 gives virtual worker 1 devices, but an",
+        ),
+        (
+            (dropped(), added(), added(vw=3)),
+            "elastic.script: line 3 adds virtual worker 3 with `devices`, but the next",
+        ),
+        ((added(vw=0),), "elastic.script[0].devices: are those of virtual worker 0, which the job has"),
+        ((dropped(), added(), dropped(6, 1)), "elastic.script[2].vw: is the last virtual worker that trains; keep one"),
+        (
+            (dropped(), added(), line(6, vw=1, stages=(1, 1))),
+            "elastic.script[2].stages: has 2 stages, but virtual worker 1 has 1; a move keeps their number: give the",
+        ),
+        (
+            (dropped(), added(), waves((4, 2, 2))),
+            "elastic.script[2].minibatches_per_wave: has 3 numbers, but there are 2",
+        ),
+    ],
+)
+def test_other_virtual_workers_that_cannot_be(lines: tuple[dict[str, Any], ...], wrong: str) -> None:
+    found = problems(elastic=script(*lines), workers={"count": 1, "stages": 2})
+    assert found[0].startswith(wrong), found

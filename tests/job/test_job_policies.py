@@ -512,7 +512,7 @@ def good_jobs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(good_jobs())
 def test_json_and_back(values: dict[str, Any]) -> None:
     made = Job(**values)

@@ -90,7 +90,7 @@ def num_bytes(tensors: Sequence[Tensor | None]) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(st.integers(0, 10**6), st.integers(4, 14))
 def test_the_values_at_each_cut_are_those_that_cross_it_each_way(seed: int, length: int) -> None:
     made = batch()

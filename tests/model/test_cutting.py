@@ -118,7 +118,7 @@ def batch(rows: int = 2, length: int = 5, seed: int = 0) -> dict[str, Tensor]:
     return {"ids": ids, "mask": mask, "labels": ids.roll(1)}
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(st.integers(0, 10_000), st.integers(1, 8))
 def test_random_modules_have_the_uncut_models_bits_at_every_cut(seed: int, length: int) -> None:
     subject = Subject(lambda: Program(seed, length), batch())

@@ -55,9 +55,8 @@ def refuse(what: str) -> Callable[..., Any]:
 def test_a_stage_neither_records_the_model_nor_reads_data_to_cut_it(
     middle: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_assembly, "layers_of", refuse("recorded"))
-    for name in ("build_datasets", "build_train_data"):
-        monkeypatch.setattr(stage_assembly, name, refuse("data is read"))
+    monkeypatch.setattr(stage_assembly, "layers_of_job", refuse("recorded"))
+    monkeypatch.setattr(stage_assembly, "build_datasets", refuse("data is read"))
     stage = middle[1].plan.stage(VirtualWorkerIndex(0), StageIndex(1))
     assert len(load_user_code(*middle).layers) == stage.last_layer - stage.first_layer
 
@@ -65,7 +64,7 @@ def test_a_stage_neither_records_the_model_nor_reads_data_to_cut_it(
 def test_a_job_that_went_back_to_a_checkpoint_still_has_the_file_of_its_inspection(
     middle: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_assembly, "layers_of", refuse("recorded"))
+    monkeypatch.setattr(stage_assembly, "layers_of_job", refuse("recorded"))
     job, config = middle
     folder = rewind_folder(config.run_dir, 2)
     Path(folder).mkdir()

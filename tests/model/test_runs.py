@@ -191,7 +191,7 @@ MIXED_MEMORY = {"head": "keep", "norms.[13]": "keep", "*": "recompute"}
         pytest.param("mixed", "recompute", marks=pytest.mark.exhaustive),
         ("mixed", MIXED_MEMORY),
         ("dropping", "recompute"),
-        ("gpt2", MIXED_MEMORY),
+        pytest.param("gpt2", MIXED_MEMORY, marks=pytest.mark.exhaustive),
         pytest.param("gpt2", "recompute", marks=pytest.mark.exhaustive),
     ],
 )

@@ -80,6 +80,8 @@ class Case:
     """(clock, N, or N_v of each worker, from there on)."""
     members: tuple[tuple[int, str, int], ...] = ()
     """(clock, `drop` or `add`, worker)."""
+    added: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...] = ()
+    """(clock, worker, layers of each of its stages, their devices): workers that only the script adds."""
     freeze: dict[str, Any] = field(default_factory=dict)
     freezes: tuple[tuple[int, int], ...] = ()
     """(clock, frozen layers with parameters from there on), by the script."""
@@ -98,7 +100,7 @@ class Case:
     def depths(self) -> tuple[tuple[int, ...], ...] | None:
         """Layers of each stage, as the planner cuts the model."""
         if isinstance(self.stages, list):
-            return tuple(tuple(counts) for counts in self.stages)
+            return (*(tuple(counts) for counts in self.stages), *(counts for _, _, counts, _ in self.added))
         plan = plan_of(self.job())
         return tuple(tuple(s.last_layer - s.first_layer for s in vw.stages) for vw in plan.virtual_workers)
 
@@ -152,6 +154,10 @@ class Case:
                 for at, vw, layers, policy in self.policies
             ),
             *({"at": {"clock": at}, "do": verb, "vw": vw} for at, verb, vw in self.members),
+            *(
+                {"at": {"clock": at}, "do": "add", "vw": vw, "stages": counts, "devices": devices}
+                for at, vw, counts, devices in self.added
+            ),
             *({"at": {"clock": at}, "do": "waves", "minibatches_per_wave": n} for at, n in self.resized),
             *({"at": {"clock": at}, "do": "freeze", "layers": layers} for at, layers in self.freezes),
             *({"at": {"clock": at}, "do": "barrier"} for at in self.extra_barriers),
@@ -161,10 +167,12 @@ class Case:
     @property
     def _membership(self) -> dict[int, tuple[int, ...]]:
         """Clock → workers from there on."""
-        first = {vw: verb for _, verb, vw in reversed(self.members)}
-        present = {vw for vw in range(self.workers) if first.get(vw) != "add"}
-        found = {0: tuple(sorted(present))} if len(present) < self.workers else {}
-        for at, verb, vw in self.members:
+        lines = sorted([*self.members, *((at, "add", vw) for at, vw, *_ in self.added)], key=lambda line: line[0])
+        first = {vw: verb for _, verb, vw in reversed(lines)}
+        everybody = self.workers + len(self.added)
+        present = {vw for vw in range(everybody) if first.get(vw) != "add"}
+        found = {0: tuple(sorted(present))} if len(present) < everybody else {}
+        for at, verb, vw in lines:
             (present.discard if verb == "drop" else present.add)(vw)
             found[at] = tuple(sorted(present))
         return found
@@ -178,7 +186,7 @@ class Case:
             "seed": 3,
             "optimizer": self.optimizer["name"],
             "arguments": {key: value for key, value in self.optimizer.items() if key != "name"},
-            "num_virtual_workers": self.workers,
+            "num_virtual_workers": self.workers + len(self.added),
             "minibatches_per_wave": self.waves or self.wave,
             "staleness": self.staleness,
             "pull": self.pull,

@@ -17,12 +17,12 @@ from hetpipe.pipeline.data import read_batch
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, SGD, Case, assert_same_bits, run, trained
-from tests.pairwise import all_pairs
+from tests.pairwise import all_pairs, every_nth
 from tests.reference.executor import run_reference
 from tests.support.in_process import InProcessRun, run_in_process
 
 
-@pytest.mark.parametrize("stages", [[[1, 4], [1, 4]], [[3, 2], [2, 3]], 3, 5, 1])
+@pytest.mark.parametrize("stages", every_nth(2, [[[3, 2], [2, 3]], [[1, 4], [1, 4]], 5, 3, 1]))
 def test_another_partition_computes_the_same_bits(stages: Any, tmp_path: Path) -> None:
     case = Case(stages=stages, minibatches=13, every_waves=3)
     run(case, tmp_path)
@@ -42,8 +42,15 @@ def test_a_model_returned_in_evaluation_mode_trains_as_one_in_training_mode(tmp_
     assert_same_bits(trained(tmp_path), run_reference(case.reference(model=models.dropout_batch_norm)))
 
 
-@pytest.mark.parametrize("combine", ["sum", "mean"])
-@pytest.mark.parametrize("schedule", ["1f1b", "fifo"])
+@pytest.mark.parametrize(
+    ("schedule", "combine"),
+    [
+        ("1f1b", "mean"),
+        ("fifo", "sum"),
+        pytest.param("1f1b", "sum", marks=pytest.mark.exhaustive),
+        pytest.param("fifo", "mean", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_orders_and_combinations(schedule: str, combine: str, tmp_path: Path) -> None:
     case = Case(workers=3, stages=3, wave=4, schedule=schedule, combine=combine, minibatches=22)
     run(case, tmp_path)
@@ -116,7 +123,9 @@ def test_a_stopped_and_resumed_run_equals_one_with_that_barrier(tmp_path: Path) 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("kind", "staleness"), [("wsp", 0), ("wsp", 1), ("wsp", 4), ("bsp", 0), ("asp", 0)])
+@pytest.mark.parametrize(
+    ("kind", "staleness"), every_nth(2, [("wsp", 0), ("wsp", 1), ("wsp", 4), ("bsp", 0), ("asp", 0)])
+)
 def test_runs_that_follow_the_newest_clock_keep_every_rule(kind: str, staleness: int, tmp_path: Path) -> None:
     case = Case(kind=kind, staleness=staleness, workers=3, deterministic=False, minibatches=19, every_waves=4)
     result = run(case, tmp_path, delay_seconds=0.002)

@@ -62,7 +62,7 @@ def barriers(folder: Path) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("changes", "comes_back"),
     [
-        ({"optimizer": dict(ADAMW), "combine": "mean"}, False),
+        pytest.param({"optimizer": dict(ADAMW), "combine": "mean"}, False, marks=pytest.mark.exhaustive),
         ({"optimizer": dict(ADAMW), "combine": "mean"}, True),
         ({"weights": "flush", "lr_schedule": {"name": "StepLR", "step_size": 2}}, True),
     ],
@@ -86,11 +86,15 @@ def test_the_bits_are_those_of_the_same_membership(
         ({"workers": 2, "stages": 3, "wave": 4}, [drain(stage=1), drain("after staged", None, incarnation=1)]),
         # Two of three, and all.
         ({"workers": 3}, [drain(also=(2,))]),
-        ({"workers": 2, "stages": 1}, [drain(also=(0,))]),
+        pytest.param({"workers": 2, "stages": 1}, [drain(also=(0,))], marks=pytest.mark.exhaustive),
         # It dies before it has left, in the midst of the barrier's work, or with it behind it.
-        ({"workers": 3}, [drain(number=2), death("before staged", 1, vw=1)]),
+        pytest.param({"workers": 3}, [drain(number=2), death("before staged", 1, vw=1)], marks=pytest.mark.exhaustive),
         ({"workers": 2}, [drain(number=2), death("before report_checkpoint", vw=1)]),
-        ({"workers": 2}, [drain(number=2, comes_back=False), death("after report_checkpoint", vw=1, stage=1)]),
+        pytest.param(
+            {"workers": 2},
+            [drain(number=2, comes_back=False), death("after report_checkpoint", vw=1, stage=1)],
+            marks=pytest.mark.exhaustive,
+        ),
         # One leaves and another one dies.
         ({"workers": 3}, [drain(number=2), death("before staged", 2, vw=2)]),
     ],

@@ -147,3 +147,55 @@ def test_one_that_the_script_adds_first_joins_only_there_and_with_another_cut(tm
     job["elastic"]["script"] = [{**script[0], "vw": 1}]
     (tmp_path / "job.json").write_text(json.dumps(job))
     assert set(check_run(tmp_path).kinds()) == {"membership"}
+
+
+#: Five layers on four devices: one virtual worker of four stages becomes two of two, and one of them two of one.
+COMPRESSED = Case(
+    workers=1,
+    stages=[[1, 1, 1, 2]],
+    wave=4,
+    minibatches=48,
+    optimizer=dict(MOMENTUM),
+    members=((2, "drop", 0), (4, "drop", 2)),
+    added=((2, 1, (2, 3), (0, 1)), (2, 2, (3, 2), (2, 3)), (4, 3, (5,), (2,)), (4, 4, (5,), (3,))),
+    elastic={"keep_global_batch": True},
+)
+SHARES = {2: (4, 2, 2, 4, 4), 4: (4, 2, 4, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("but", "waves"),
+    [
+        ({}, SHARES),
+        (
+            {"elastic": {}, "resized": ((2, (4, 2, 3, 4, 4)),), "weights": "stash", "optimizer": dict(ADAMW)},
+            None,
+        ),
+        pytest.param({"weights": "vertical", "elastic": {}}, None, marks=pytest.mark.exhaustive),
+        pytest.param({"weights": "flush", "elastic": {}, "max_norm": 0.5}, None, marks=pytest.mark.exhaustive),
+        pytest.param({"weights": "double_buffer", "combine": "mean"}, SHARES, marks=pytest.mark.exhaustive),
+        pytest.param({"weights": "predict", "elastic": {}}, None, marks=pytest.mark.exhaustive),
+    ],
+    ids=["wave", "stash", "vertical", "flush", "double-buffer", "predict"],
+)
+def test_others_with_fewer_stages_take_the_devices_of_one_that_is_dropped(but: Any, waves: Any, tmp_path: Path) -> None:
+    what = replace(COMPRESSED, **but)
+    run(what, tmp_path)
+    expected = [(2, "leave", 0), (2, "join", 1), (2, "join", 2), (4, "leave", 2), (4, "join", 3), (4, "join", 4)]
+    assert changes(tmp_path) == expected
+    numbers = {"waves": waves} if waves else {}
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(**numbers)))
+
+
+def test_who_trains_on_the_devices_of_one_that_does_is_reported(tmp_path: Path) -> None:
+    """Those whom the script adds compute where another one does, by a plan that gives it their devices."""
+    run(COMPRESSED, tmp_path)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    workers = plan["virtual_workers"]
+    workers[2]["stages"][0]["device"] = workers[1]["stages"][0]["device"]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert set(check_run(tmp_path).kinds()) == {"membership"}
+    job = json.loads((tmp_path / "job.json").read_text())
+    del job["elastic"]["script"][0]
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert "membership" in set(check_run(tmp_path).kinds())

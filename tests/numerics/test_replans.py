@@ -32,11 +32,15 @@ def cut(vw: int, counts: Sequence[int]) -> VirtualWorkerPlan:
     ("counts", "changes"),
     [
         ((3, 1), {"optimizer": dict(ADAMW), "combine": "mean", **BATCH_NORM}),
-        ((1, 3), {"weights": "flush", "lr_schedule": {"name": "StepLR", "step_size": 2}, **BATCH_NORM}),
+        pytest.param(
+            (1, 3),
+            {"weights": "flush", "lr_schedule": {"name": "StepLR", "step_size": 2}, **BATCH_NORM},
+            marks=pytest.mark.exhaustive,
+        ),
         ((1, 4), {"optimizer": dict(ADAMW), "max_norm": 0.5, "staleness": 1, "epochs": 1}),
         # Other numbers of stages.
         ((2, 1, 1), {"optimizer": dict(ADAMW), **BATCH_NORM}),
-        ((4,), {"optimizer": dict(ADAMW), **BATCH_NORM}),
+        pytest.param((4,), {"optimizer": dict(ADAMW), **BATCH_NORM}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_bits_do_not_depend_on_where_layers_are(

@@ -21,7 +21,7 @@ from tests.processes.harness import HETPIPE, ROOT, write_job
 from tests.processes.test_lives import ENDLESS
 from tests.server.test_programs import Program
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, pytest.mark.timeout(180)]
 
 #: A run with an end.
 SHORT = {"epochs": 2}
@@ -134,7 +134,6 @@ def test_submit_that_is_told_to_end_detaches_and_a_restarted_one_tells_the_resul
     assert told == (1, result), "it is told from the folder of the run"
 
 
-@pytest.mark.exhaustive
 def test_submit_that_is_killed_hands_nothing_in_twice(services: Services, tmp_path: Path) -> None:
     command = (tmp_path / "run", job_of(tmp_path, **SHORT))
     first = Submit(services, *command)
@@ -147,7 +146,6 @@ def test_submit_that_is_killed_hands_nothing_in_twice(services: Services, tmp_pa
     assert (status, result["samples"], json.loads(record.read_text())["job_id"]) == (0, 2 * 46, job_id)
 
 
-@pytest.mark.exhaustive
 def test_a_job_without_room_is_pending_until_there_is_and_can_be_cancelled(services: Services, tmp_path: Path) -> None:
     endless, short = ((tmp_path / name) for name in ("endless", "short"))
     for folder in (endless, short):

@@ -64,13 +64,14 @@ def test_layers_move_between_running_processes(link: str, tmp_path: Path) -> Non
 
 
 def test_processes_follow_every_verb_of_a_script(tmp_path: Path) -> None:
-    """N, members, policies of layers: one virtual worker ends and comes back with another process."""
+    """N, members, policies of layers: one comes back with another process, two others take the devices of another."""
     what = Case(
         stages=[[2, 2], [2, 2]],
         epochs=6,
         optimizer=dict(ADAMW),
         policies=(({"p": 3}, 0, (0,), "recompute"),),
-        members=((2, "drop", 1), (8, "add", 1)),
+        members=((2, "drop", 1), (8, "add", 1), (10, "drop", 0)),
+        added=((10, 2, (4,), (0,)), (10, 3, (4,), (1,))),
         resized=((2, 4), (8, 2)),
         moves=((8, 1, (3, 1)),),
         **BATCH_NORM,

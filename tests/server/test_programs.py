@@ -135,6 +135,7 @@ def test_a_service_dies_with_a_parent_that_was_killed(start: Start) -> None:
         assert parent.stdout.read() == ""
 
 
+@pytest.mark.exhaustive
 def test_a_taken_port_is_one_sentence(start: Start) -> None:
     port = split_address(start("coordinator").ready()["address"])[1]
 

@@ -18,7 +18,7 @@ from tests.server.test_programs import Program
 from tests.server.test_two_coordinators import free_port
 from tests.storage.redis_server import Server, needs_redis
 
-pytestmark = [pytest.mark.processes, needs_redis, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.processes, needs_redis, pytest.mark.timeout(120)]
 
 #: From the moment in which the lead runs out to the line on the screen.
 TOLD_WITHIN = 5.0

@@ -63,6 +63,7 @@ def start(store: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
         program.process.communicate()
 
 
+@pytest.mark.exhaustive
 def test_a_job_that_was_handed_in_outlives_coordinator_and_redis(server: Server, start: Start, tmp_path: Path) -> None:
     coordinator = start()
     client = CoordinatorClient(coordinator.ready()["address"])

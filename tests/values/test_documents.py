@@ -210,7 +210,7 @@ _RUBBISH = st.recursive(
 
 @pytest.mark.parametrize(("kind", "good"), GOOD)
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_corruptions_are_refused_or_harmless(kind: type[Document], good: dict[str, Any], data: st.DataObject) -> None:
     made = changed(good, {})
     for _ in range(data.draw(st.integers(1, 4))):

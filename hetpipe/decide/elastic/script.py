@@ -50,16 +50,14 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
 
 
 def _new_cut(line: ScriptLine) -> tuple[int, ...]:
-    """Layers of each stage behind a line that cuts a virtual worker; empty: it does not."""
-    return line.stages or () if isinstance(line, MoveLine | AddLine) else ()
+    """Layers of each stage behind a line that cuts a virtual worker anew; empty: it does not."""
+    is_first = isinstance(line, AddLine) and line.devices is not None
+    return line.stages or () if isinstance(line, MoveLine | AddLine) and not is_first else ()
 
 
 def member_changes(job: Job) -> tuple[MemberChange, ...]:
     """The virtual workers that leave and come back as the script of a job decides, in order."""
-    return tuple(
-        MemberChange(Clock(line.at.clock), VirtualWorkerIndex(line.vw), isinstance(line, AddLine))
-        for line in job.elastic.members
-    )
+    return job.elastic.member_changes
 
 
 def wave_changes(job: Job) -> tuple[WaveChange, ...]:
@@ -71,7 +69,7 @@ def wave_changes(job: Job) -> tuple[WaveChange, ...]:
     given = {line.at.clock: line.counts for line in job.elastic.waves}
     if not job.elastic.keep_global_batch or not job.elastic.members:
         return tuple(WaveChange(Clock(clock), counts) for clock, counts in given.items())
-    workers = [VirtualWorkerIndex(vw) for vw in range(job.num_workers)]
+    workers = [VirtualWorkerIndex(vw) for vw in range(job.num_ever)]
     own = [job.minibatches_of(vw) for vw in workers]
     lines, found = member_changes(job), list[WaveChange]()
     unit = 1 if POLICIES[job.weights].one_update_per_wave else job.gradients.accumulate
@@ -188,14 +186,12 @@ def check_script(
         return
     run = _ScriptedRun(job, plan, start, names, costs, _end(job, plan, data, start))
     reached: dict[int, int] = defaultdict(int)
-    dropped = {vw for vw in range(len(plan.virtual_workers)) if is_absent(member_changes(job), vw, 0)}
     for number, line in enumerate(job.elastic.script):
         wrong = next(run.mistakes(line), None) or next(run.disorder(line, reached), None)
         if isinstance(line, DropLine | AddLine):
-            (dropped.discard if isinstance(line, AddLine) else dropped.add)(line.vw)
-            if len(dropped) == len(plan.virtual_workers):
+            if all(job.elastic.is_absent(worker.index, line.at.clock) for worker in plan.virtual_workers):
                 wrong = f"drops virtual worker {line.vw}, the last one that trains; keep one"
-            wrong = wrong or next(run.mistakes_of_shares(line), None)
+            wrong = wrong or next(run.mistakes_of_shares(line), None) or next(run.shared_devices(line), None)
         if wrong is not None:
             raise PlanError(f"elastic.script[{number}]: {wrong}")
 
@@ -222,9 +218,9 @@ class _ScriptedRun:
         elif line.vw >= len(workers):
             yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
             return
-        elif isinstance(line, MoveLine | AddLine) and _new_cut(line):
-            yield from cut_mistakes(_new_cut(line), workers[line.vw])
-            yield from self._forbidden(line.vw, _new_cut(line))
+        elif isinstance(line, MoveLine | AddLine) and line.stages:
+            yield from cut_mistakes(line.stages, workers[line.vw])
+            yield from self._forbidden(line.vw, line.stages)
         elif isinstance(line, MemoryLine):
             for layer in line.layers:
                 if not any(concerns(layer, index, name) for index, name in enumerate(self.names)):
@@ -269,6 +265,19 @@ class _ScriptedRun:
                     f"leaves {n} minibatches per wave to virtual worker {worker.index}, but it needs {least} or more; "
                     "use a larger sync.minibatches_per_wave, or remove `keep_global_batch`"
                 )
+
+    def shared_devices(self, line: DropLine | AddLine) -> Iterator[str]:
+        """The devices that two virtual workers would have at once from a line's clock on."""
+        lines = member_changes(self.job)
+        users: dict[tuple[str, str], int] = {}
+        for worker in self.plan.virtual_workers:
+            for stage in () if is_absent(lines, worker.index, line.at.clock) else worker.stages:
+                other = users.setdefault((stage.agent, stage.device), worker.index)
+                if other != worker.index:
+                    yield (
+                        f"has virtual worker {worker.index} train on device {stage.device} from clock {line.at.clock} "
+                        f"on, where virtual worker {other} trains; drop that there or before"
+                    )
 
     def _mistakes_of_waves(self, line: WavesLine) -> Iterator[str]:
         workers = self.plan.virtual_workers

@@ -132,16 +132,20 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
 
 
 def _emulated(job: Job, plan: Plan) -> dict[tuple[VirtualWorkerIndex, int], DeviceConfig]:
-    """Emulated device of each initial stage, if any; later incarnations use those of their index.
+    """Emulated device of each stage, if any; later incarnations use those of their index.
 
-    Virtual workers that join later use the following devices.
+    Virtual workers that join later use the following devices, or those of the others whose devices they have.
     """
     if not job.cluster.devices:
         return {}
     workers = map(VirtualWorkerIndex, range(job.num_workers))
     places = [(vw, index) for vw in workers for index in range(job.num_stages(vw))]
-    later = [(vw.index, index) for vw in plan.virtual_workers[job.num_workers :] for index in range(len(vw.stages))]
-    return dict(zip([*places, *later], job.emulated_devices(len(later)), strict=True))
+    added = {VirtualWorkerIndex(line.vw): line.devices or () for _, line in job.elastic.added}
+    joined = [worker for worker in plan.virtual_workers[job.num_workers :] if worker.index not in added]
+    later = [(worker.index, index) for worker in joined for index in range(len(worker.stages))]
+    found = dict(zip([*places, *later], job.emulated_devices(len(later)), strict=True))
+    shared = {(vw, index): found[places[at]] for vw, devices in added.items() for index, at in enumerate(devices)}
+    return found | shared
 
 
 def later_life(

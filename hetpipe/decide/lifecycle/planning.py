@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from typing import Protocol
 
 from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of
@@ -21,7 +21,7 @@ from hetpipe.decide.planner.emulation import EmulatedStage, emulations
 from hetpipe.decide.planner.layer_memory import choose_policies, least_bytes
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.options import PlanOptions
-from hetpipe.decide.planner.partition import plan_job
+from hetpipe.decide.planner.partition import plan_job, with_added_workers
 from hetpipe.decide.planner.ranking import Predict
 from hetpipe.decide.simulator.documents import (
     costs_of,
@@ -188,7 +188,7 @@ def plan_run(
         return PlannedRun(job, plan_job(job, model, agents, term, job_id), model=model)
     described = describe(job, inspected, agents, now=now)
     if job.is_planned:
-        plan = _with_policies(job, described, plan_job(job, model, agents, term, job_id), _played_kinds(job, described))
+        plan = _with_policies(job, described, plan_job(job, model, agents, term, job_id))
         return PlannedRun(job, plan, described, emulations=_emulations_of_cut(job, described, plan), model=model)
     if job.cluster.emulate:
         planner = partial(planner, predict=partial(predicted, played=_emulation_of(job)))
@@ -200,11 +200,12 @@ def plan_run(
     document = described.known.noted_in(document, described.cluster)
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
+    planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
+    plan = with_added_workers(plan, planned)
     played: tuple[tuple[StageEmulation, ...], ...] = ()
     if job.cluster.emulate:
-        stages = [[EmulatedStage(s.device, *s.layers) for s in vw.stages] for vw in document.virtual_workers]
+        stages = _emulated_stages(plan, _played_devices(plan, described.cluster, document))
         played = _emulations(job, Costs(described.profile, described.cluster), stages, document.shards)
-    planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
     return PlannedRun(planned, plan, described, document, played, model)
 
 
@@ -220,7 +221,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
     segments = planned_lengths(
         start,
         data,
-        per_wave=document.waves,
+        per_wave=[job.minibatches_in(worker) for worker in run.plan.virtual_workers],
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
         scripted=ScriptedChanges(
@@ -328,13 +329,7 @@ def _emulations_of_cut(job: Job, described: PlanningInputs, plan: Plan) -> tuple
     """Emulated devices of the cluster, assigned in order, virtual worker by virtual worker, stage by stage."""
     cluster = described.cluster
     costs = Costs(described.profile, cluster)
-    names = iter(cluster.devices)
-    if len(cluster.devices) < job.num_devices:
-        raise PlanError(
-            f"the job has {job.num_devices} stages, but cluster.file has {len(cluster.devices)} devices to emulate; "
-            "lower workers.count or workers.stages"
-        )
-    stages = [[EmulatedStage(next(names), *_layers(stage)) for stage in vw.stages] for vw in plan.virtual_workers]
+    stages = _emulated_stages(plan, _played_devices(plan, cluster))
     for worker, played in zip(plan.virtual_workers, stages, strict=True):
         kinds, devices = [cluster.devices[stage.device] for stage in played], [stage.device for stage in played]
         cut = _Cut(
@@ -370,14 +365,35 @@ def _policies(job: Job, profile: Profile, worker: VirtualWorkerPlan) -> tuple[La
     return tuple(policy for stage in worker.stages for policy in stage.memory or given[slice(*_layers(stage))])
 
 
-def _played_kinds(job: Job, described: PlanningInputs) -> list[list[str]]:
-    """The types of the devices that the stages of a given cut play."""
-    kinds = iter(described.cluster.devices.values())
-    sizes = [job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers)]
-    return [list(islice(kinds, size)) for size in sizes]
+def _played_devices(plan: Plan, cluster: Cluster, document: PlanDocument | None = None) -> list[list[DeviceId]]:
+    """The devices of the cluster file, or of the agents, that the stages of each virtual worker compute on or play.
+
+    In the order of the plan document, or without one in that of the cluster; who is added later has those of others.
+
+    Raises:
+        PlanError: the cluster has too few.
+    """
+    names = list(cluster.devices)
+    if document is not None:
+        names = [stage.device for worker in document.virtual_workers for stage in worker.stages]
+    places = dict.fromkeys((stage.agent, stage.device) for worker in plan.virtual_workers for stage in worker.stages)
+    if len(names) < len(places):
+        raise PlanError(
+            f"the job has {len(places)} stages, but cluster.file has {len(names)} devices to emulate; lower "
+            "workers.count or workers.stages"
+        )
+    played = dict(zip(places, names, strict=False))
+    return [[played[stage.agent, stage.device] for stage in worker.stages] for worker in plan.virtual_workers]
 
 
-def _with_policies(job: Job, described: PlanningInputs, plan: Plan, kinds: Sequence[Sequence[str]]) -> Plan:
+def _emulated_stages(plan: Plan, devices: Sequence[Sequence[DeviceId]]) -> list[list[EmulatedStage]]:
+    return [
+        [EmulatedStage(device, *_layers(stage)) for stage, device in zip(worker.stages, played, strict=True)]
+        for worker, played in zip(plan.virtual_workers, devices, strict=True)
+    ]
+
+
+def _with_policies(job: Job, described: PlanningInputs, plan: Plan) -> Plan:
     """Under `memory: auto` the plan with the best policies of each stage that fit in its device; else the plan.
 
     Raises:
@@ -386,7 +402,8 @@ def _with_policies(job: Job, described: PlanningInputs, plan: Plan, kinds: Seque
     if job.memory != "auto":
         return plan
     costs, workers = Costs(described.profile, described.cluster), []
-    for worker, types in zip(plan.virtual_workers, kinds, strict=True):
+    for worker, played in zip(plan.virtual_workers, _played_devices(plan, described.cluster), strict=True):
+        types = [described.cluster.devices[device] for device in played]
         chosen = []
         for index, (stage, kind) in enumerate(zip(worker.stages, types, strict=False)):
             place, n = (index, len(worker.stages)), job.minibatches_of(worker.index)
@@ -459,7 +476,7 @@ def check_script_memory(run: PlannedRun, start: Progress) -> None:
         return
     costs, cluster = Costs(described.profile, described.cluster), described.cluster
     names = [layer.name for layer in described.profile.layers]
-    devices = _devices(run, cluster)
+    devices = _played_devices(run.plan, cluster, run.document)
     cuts = [
         _Cut(worker.index, worker.bounds, _policies(job, described.profile, worker), job.minibatches_in(worker))
         for worker in run.plan.virtual_workers
@@ -477,14 +494,6 @@ def check_script_memory(run: PlannedRun, start: Progress) -> None:
                     )
                 except InfeasiblePlan as error:
                     raise InfeasiblePlan(f"elastic.script[{number}]: {error}") from error
-
-
-def _devices(run: PlannedRun, cluster: Cluster) -> list[list[DeviceId]]:
-    """The devices of the cluster file, or of the agents, that the stages of each virtual worker compute on or play."""
-    if run.document is not None:
-        return [[stage.device for stage in worker.stages] for worker in run.document.virtual_workers]
-    names = iter(cluster.devices)
-    return [list(islice(names, len(worker.stages))) for worker in run.plan.virtual_workers]
 
 
 def _too_little(vw: int, stage: int, layers: tuple[int, int], device: str, sizes: tuple[int, int]) -> InfeasiblePlan:

@@ -7,6 +7,7 @@ time and memory. The cut is exact: it minimises the most expensive stage and, am
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from hetpipe.decide.planner.borders import too_few_cuts
@@ -101,7 +102,7 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
             f"parameter_servers.placement: {job.parameter_servers.placement} puts parameters on the node that computes "
             f"them, which requires the planner; set workers.stages: auto, or use {join_names(PLACEMENTS, 'or')}"
         )
-    return Plan(
+    plan = Plan(
         job_id=job_id,
         term=term,
         virtual_workers=tuple(virtual_workers),
@@ -109,6 +110,34 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
         num_shards=num_shards,
         model_digest=report.digest,
     )
+    return with_added_workers(plan, job)
+
+
+def with_added_workers(plan: Plan, job: Job) -> Plan:
+    """The plan with the virtual workers that only the script of the job adds, on devices of the others.
+
+    Raises:
+        PlanError: a line is not possible; the message names it.
+    """
+    places = [(stage.agent, stage.device) for worker in plan.virtual_workers for stage in worker.stages]
+    num_layers = plan.virtual_workers[0].bounds[-1]
+    workers = list(plan.virtual_workers)
+    for number, line in job.elastic.added:
+        counts, devices = line.stages or (), line.devices or ()
+        wrong = ""
+        if line.vw != len(workers):
+            wrong = f"adds virtual worker {line.vw} with `devices`, but the next index is {len(workers)}; use that"
+        elif max(devices, default=0) >= len(places):
+            wrong = f"names device {max(devices)}, but the run has {len(places)}; use 0 to {len(places) - 1}"
+        elif sum(counts) != num_layers:
+            wrong = f"has {sum(counts)} layers, but the model has {num_layers}; give each of them to a stage"
+        elif not isinstance(n := job.minibatches_per_wave, int) and len(n) <= line.vw:
+            wrong = f"adds virtual worker {line.vw}, but sync.minibatches_per_wave has {len(n)} numbers; add its own"
+        if wrong:
+            raise PlanError(f"elastic.script[{number}]: {wrong}")
+        stages = _stages(counts, [places[device] for device in devices])
+        workers.append(VirtualWorkerPlan(VirtualWorkerIndex(line.vw), stages))
+    return replace(plan, virtual_workers=tuple(workers))
 
 
 def _slices(layers: Sequence[LayerReport], placement: Placement, num_shards: int) -> tuple[SlicePlan, ...]:

@@ -255,7 +255,7 @@ def check_stages(subject: Subject) -> None:
     cut = chain[0].cut
     if cut is None or job.workers.stages == "auto":
         return
-    asked = max(job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers))
+    asked = max(job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_ever))
     if asked <= len(chain):
         return
     tied = ""
@@ -279,7 +279,7 @@ def _trains_whole(job: Job) -> bool:
     """Whether each virtual worker has one stage."""
     if job.workers.stages == "auto":
         return False
-    return all(job.num_stages(VirtualWorkerIndex(vw)) == 1 for vw in range(job.num_workers))
+    return all(job.num_stages(VirtualWorkerIndex(vw)) == 1 for vw in range(job.num_ever))
 
 
 def _prove_data(subject: Subject, import_path: Path) -> None:

@@ -36,22 +36,20 @@ from hetpipe.pipeline.callables import (
     WeightedLosses,
     build_datasets,
     build_model,
-    build_train_data,
     epoch_order,
     load_callable,
     load_loss,
     load_metrics,
     load_minibatch_weight,
 )
-from hetpipe.pipeline.chain import Layer, chain_of, forget_weights, freeze, state_names
+from hetpipe.pipeline.chain import Layer, forget_weights, freeze, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.cuda import use_device
-from hetpipe.pipeline.data import example_of
 from hetpipe.pipeline.host_link import host_link
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.pipeline.layer_weights import filled, layout_of
-from hetpipe.pipeline.layering import defines_layers, layers_of, on_output
+from hetpipe.pipeline.layering import layers_of_job, on_output
 from hetpipe.pipeline.model_file import (
     ModelFile,
     ModelFileUnusable,
@@ -67,7 +65,6 @@ from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.values.memory import LayerPolicy, policies_of
-from hetpipe.values.policies import POLICIES
 from hetpipe.values.requests import Requester
 from hetpipe.values.rewinds import MODEL_FILE, first_folder
 from hetpipe.values.run import StageConfig, StageReport
@@ -286,13 +283,7 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
     with _turn(config):
         model = build_model(job, import_path)
         names = state_names(model)
-        if defines_layers(model):
-            chain = chain_of(model, precision=job.precision)
-        else:
-            example = example_of(job, build_train_data(job, import_path))
-            splits_ties = POLICIES[job.weights].splits_ties
-            loss = load_loss(job, import_path)
-            chain = layers_of(model, example, loss, splits_ties=splits_ties, precision=job.precision)
+        chain = layers_of_job(job, import_path, model)
         forget_weights([*chain[: stage.first_layer], *chain[stage.last_layer :]])
     return _Chain(chain, names)
 

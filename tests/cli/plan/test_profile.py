@@ -233,6 +233,7 @@ def test_the_process_does_not_outlive_the_question() -> None:
     assert ends(pids[0])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.processes
 def test_the_real_process_measures_and_then_remembers() -> None:
     world = replace(shell(), current=ROOT)

@@ -221,3 +221,41 @@ def test_a_stage_is_built_anew_by_the_newest_line() -> None:
         "elastic.script[1]: freezes 2 layers at clock 3",
         "elastic.script[2]: moves layers of virtual worker 0 to [2, 2] at clock 4",
     ]
+
+
+def added(**changes: Any) -> dict[str, Any]:
+    return {"at": {"clock": 2}, "do": "add", "vw": 2, "stages": (4,), "devices": (2,), **changes}
+
+
+def drop(vw: int, clock: int = 2) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "drop", "vw": vw}
+
+
+def test_others_take_the_devices_of_one_that_is_dropped() -> None:
+    """The devices of virtual worker 1 are 2 and 3; its minibatches are theirs with `keep_global_batch`."""
+    of = with_memory(drop(1), added(), added(vw=3, devices=(3,)))
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    places = [[(stage.agent, stage.device) for stage in worker.stages] for worker in plan.virtual_workers]
+    assert places[2:] == [[places[1][0]], [places[1][1]]]
+    assert [worker.bounds for worker in plan.virtual_workers[2:]] == [(0, 4), (0, 4)]
+    assert plan_changes(of) == ()
+    check(of)
+    kept = Job(**{**of.model_dump(mode="json"), "elastic": {**of.elastic.model_dump(), "keep_global_batch": True}})
+    assert wave_changes(kept) == (WaveChange(Clock(2), (3, 4, 3, 2)),)
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ([added()], r"\[0\]: has virtual worker 2 train on device \S+ from clock 2 on, where virtual worker 1 trains"),
+        ([drop(1), added(devices=(4,))], r"\[1\]: names device 4, but the run has 4; use 0 to 3"),
+        ([drop(1), added(stages=(3,))], r"\[1\]: has 3 layers, but the model has 4; give each of them to a stage"),
+        (
+            [drop(1), added(), {**drop(0), "do": "add", "at": {"clock": 3}, "vw": 1}],
+            r"\[2\]: has virtual worker 2 train on device \S+ from clock 3 on, where virtual worker 1 trains",
+        ),
+    ],
+)
+def test_devices_that_cannot_be_had(lines: list[dict[str, Any]], wrong: str) -> None:
+    with pytest.raises(PlanError, match=rf"elastic\.script{wrong}"):
+        check(with_memory(*lines))

@@ -34,7 +34,7 @@ TINY = Shape(num_layers=(1, 4), num_devices=(1, 3), num_nodes=(1, 3))
 SMALL = Shape(num_layers=(3, 6), num_devices=(3, 5), num_nodes=(1, 5), zeros=False)
 #: By how much the network between nodes is slowed down.
 divisors = st.sampled_from([1.0, 10.0, 50.0])
-quick = settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
+quick = settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])
 seeds = st.integers(0, 10**9)
 
 

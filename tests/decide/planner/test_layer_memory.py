@@ -85,7 +85,7 @@ def need(stage: StageFigures, policies: tuple[LayerPolicy, ...]) -> int:
     return stage_memory(stage, policies).num_bytes
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))])
 def test_no_policies_are_better(seed: int) -> None:
     unfit = 0
     for stage, memory in instances(seed, NUM_INSTANCES // 4):

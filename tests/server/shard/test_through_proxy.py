@@ -38,14 +38,19 @@ def train(folder: Path, rules: list[Faults], *, seed: int = 1, **options: Any) -
 @pytest.mark.parametrize(
     ("rules", "deeds"),
     [
-        ([Faults(method="*/Push", break_request=0.3), Faults(drop_request=0.2)], {"REQUEST_BROKEN", "REQUEST_DROPPED"}),
-        (
+        pytest.param(  # both are part of the mix below
+            [Faults(method="*/Push", break_request=0.3), Faults(drop_request=0.2)],
+            {"REQUEST_BROKEN", "REQUEST_DROPPED"},
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
             [
                 Faults(method="*/Pull", break_reply=0.3),
                 Faults(method="*/FollowLog", break_reply=0.7),
                 Faults(drop_reply=0.2),
             ],
             {"REPLY_BROKEN", "REPLY_DROPPED"},
+            marks=pytest.mark.exhaustive,
         ),
         (
             [
