@@ -85,7 +85,8 @@ class Skipping(nn.Module):
 
     def __init__(self, draw: Callable[[], float], share: float) -> None:
         super().__init__()
-        self.entry, self.layers, self.head, self.draw, self.share = *linears(1), linears(4), *linears(1), draw, share
+        self.entry, self.layers, self.head = nn.Linear(WIDTH, WIDTH), linears(4), nn.Linear(WIDTH, WIDTH)
+        self.draw, self.share = draw, share
 
     def forward(self, value: Tensor) -> Tensor:
         value = self.entry(value)
