@@ -151,6 +151,9 @@ class StageRunner:
         if member is not None:
             self._mover.move(segment, member)
             self._parts.plan_version = member.version
+            if self._parts.prefix is not None and segment.frozen_layers:
+                epoch = self._parts.synchroniser.progress().epoch
+                self._parts.prefix.begin(self._parts.bounds, segment.frozen_layers, epoch)
         return False
 
     def _change_waves(self, start: Clock, member: SegmentMember) -> None:
