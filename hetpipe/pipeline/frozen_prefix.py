@@ -20,6 +20,7 @@ from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.frozen_cache import DIGEST_BYTES, FrozenCache, digest_of
 from hetpipe.values.quantities import time_text
+from hetpipe.values.run import CacheUse
 
 _log = get_logger(__name__)
 
@@ -82,17 +83,6 @@ class Crossed:
     """Whether what it computed is kept."""
 
 
-@dataclass(slots=True)
-class CacheCounts:
-    """Of one stage."""
-
-    read: int = 0
-    """Minibatches whose frozen layers were spared."""
-    computed: int = 0
-    """Minibatches of which it computed frozen layers."""
-    read_bytes: int = 0
-
-
 class FrozenPrefix:
     """The frozen layers of one stage that uses a cache, in one segment after the other."""
 
@@ -116,7 +106,7 @@ class FrozenPrefix:
             clock: for measurements.
         """
         self.cache = cache
-        self.counts = CacheCounts()
+        self._use = CacheUse(0, 0, 0, 0)
         self._mode = mode
         self._nodes = nodes
         self._stage = stage
@@ -143,6 +133,12 @@ class FrozenPrefix:
 
     def _epochs_begun(self) -> int | None:
         return None if self._epochs is None else self._epochs - self._passes_ahead - 1
+
+    @property
+    def use(self) -> CacheUse | None:
+        """The stage's use of the cache so far; None if it has had no frozen layers."""
+        used = self.cache.used
+        return replace(self._use, kept_bytes=used.memory + used.disk) if self._bounds else None
 
     @property
     def is_used(self) -> bool:
@@ -181,7 +177,7 @@ class FrozenPrefix:
         unit = found.unit if self._is_repeatable else NO_UNIT
         behind = AtBorder(values, upto, unit, found.seconds + taken)
         kept = self._keep(behind, found.border if read is not None else None)
-        self.counts.computed += 1
+        self._use = replace(self._use, computed=self._use.computed + 1)
         return Crossed(behind, None if read is None else read.border, (found.border, upto), kept=kept)
 
     def _read(self, arrived: AtBorder) -> AtBorder | None:
@@ -190,8 +186,8 @@ class FrozenPrefix:
         for border in readable_borders(self.cache.borders(), arrived.border, self._frozen_layers):
             values = self.cache.read(border, arrived.unit)
             if values is not None:
-                self.counts.read += 1
-                self.counts.read_bytes += sum(value.nbytes for value in values)
+                num_bytes = sum(value.nbytes for value in values)
+                self._use = replace(self._use, reads=self._use.reads + 1, read_bytes=self._use.read_bytes + num_bytes)
                 return AtBorder(values, border, arrived.unit)
         return None
 
