@@ -7,7 +7,9 @@ enters every frozen layer, whichever samples these are. A stage whose layers a m
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -23,6 +25,9 @@ from hetpipe.values.quantities import time_text
 from hetpipe.values.run import CacheUse
 
 _log = get_logger(__name__)
+
+#: Minibatches on which `auto` measures whether keeping pays.
+_TRIALS = 3
 
 #: The unit of a minibatch that no cache knows: layers that it has passed cannot be spared.
 NO_UNIT = bytes(DIGEST_BYTES)
@@ -117,7 +122,8 @@ class FrozenPrefix:
         self._passes_ahead = 0
         #: The border at which it keeps units; None: another stage does, or it does not pay.
         self._keeps_at: int | None = None
-        self._is_measured = False
+        #: `auto`: what the first minibatches cost.
+        self._measured: list[CacheCosts] = []
         #: Whether its frozen layers compute the same each time; None: not tried yet.
         self._is_repeatable: bool | None = None
 
@@ -128,7 +134,7 @@ class FrozenPrefix:
         self._passes_ahead = passes_ahead(epoch, self._epochs)
         if is_new:
             self._keeps_at = kept_border(self._stage, bounds, self._nodes, frozen_layers)
-            self._is_measured = False
+            self._measured = []
             self._is_repeatable = None
 
     def _epochs_begun(self) -> int | None:
@@ -196,10 +202,11 @@ class FrozenPrefix:
         if self._keeps_at is None or behind.unit == NO_UNIT:
             return False
         values = tuple(value.detach().cpu().contiguous() for value in behind.values)
-        if self._mode == "auto" and not self._is_measured:
-            self._is_measured = True
-            if not self._passes_ahead or not self._pays(replace(behind, values=values)):
+        if self._mode == "auto" and len(self._measured) < _TRIALS:
+            if not self._passes_ahead or not self._may_keep(replace(behind, values=values)):
                 self._keeps_at = None
+                return False
+            if len(self._measured) < _TRIALS:
                 return False
         if not self.cache.keep(behind.border, behind.unit, values):
             return False
@@ -207,17 +214,29 @@ class FrozenPrefix:
             self.cache.drop(replaced, behind.unit)
         return True
 
-    def _pays(self, behind: AtBorder) -> bool:
-        """Whether keeping pays, measured on a minibatch, which is kept for it."""
+    def _may_keep(self, behind: AtBorder) -> bool:
+        """Measure one more minibatch, which is kept and dropped again; False if keeping does not pay, after the last.
+
+        A computation that others delay looks slow, so the fastest one counts, and the median of what a cache costs.
+        """
+        unit = os.urandom(DIGEST_BYTES)  # its own may be kept by another virtual worker, and must not be dropped
         started = self._clock.monotonic()
-        is_kept = self.cache.keep(behind.border, behind.unit, behind.values)
+        is_kept = self.cache.keep(behind.border, unit, behind.values)
         kept_at = self._clock.monotonic()
-        read = self.cache.read(behind.border, behind.unit) if is_kept else None
+        read = self.cache.read(behind.border, unit) if is_kept else None
         if read is None:
             return False
         for value in read:  # a mapping alone reads nothing
             value.clone()
-        costs = CacheCosts(behind.seconds, self._clock.monotonic() - kept_at, kept_at - started)
+        self._measured.append(CacheCosts(behind.seconds, self._clock.monotonic() - kept_at, kept_at - started))
+        self.cache.drop(behind.border, unit)
+        if len(self._measured) < _TRIALS:
+            return True
+        costs = CacheCosts(
+            min(each.compute for each in self._measured),
+            median(each.read for each in self._measured),
+            median(each.keep for each in self._measured),
+        )
         found = pays(costs, self._passes_ahead)
         _log.info(
             "frozen_cache_measured",
@@ -228,6 +247,4 @@ class FrozenPrefix:
             passes_ahead=self._passes_ahead,
             keeps=found,
         )
-        if not found:
-            self.cache.drop(behind.border, behind.unit)
         return found
