@@ -25,6 +25,7 @@ from benchmarks import (
     memory_search,
     models,
     moves,
+    partitions,
     pipeline,
     planner,
     policies,
@@ -206,6 +207,13 @@ def _memory_search(_: int) -> Mapping[str, Any]:
     return {}
 
 
+def _partitions(_: int) -> Mapping[str, Any]:
+    _say("(u) cuts and policies beside vPipe's Algorithms 1 to 3, random graphs", partitions.of_random_graphs())
+    for name, figures in partitions.of_models():
+        _say(f"    {name} in {partitions.NUM_STAGES} stages, ms of the slowest by forecast", figures)
+    return {}
+
+
 def _moves(_: int) -> Mapping[str, Any]:
     figures = moves.measure()
     _say("(t) layers with 64 MiB of state move between stages of 50 ms", figures)
@@ -237,6 +245,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "host-memory": _host_memory,
     "memory-policies": _memory_policies,
     "memory-search": _memory_search,
+    "partitions": _partitions,
     "moves": _moves,
     "frozen-cache": _frozen_cache,
     "gpu": _gpu,
