@@ -199,3 +199,39 @@ def test_who_trains_on_the_devices_of_one_that_does_is_reported(tmp_path: Path) 
     del job["elastic"]["script"][0]
     (tmp_path / "job.json").write_text(json.dumps(job))
     assert "membership" in set(check_run(tmp_path).kinds())
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        # PipeTransformer's own setting: two of four stages become four of two, and these eight of one.
+        Case(
+            kind="allreduce",
+            weights="flush",
+            workers=2,
+            stages=[[1, 1, 1, 2], [1, 1, 1, 2]],
+            wave=4,
+            minibatches=24,
+            optimizer=dict(ADAMW),
+            members=((2, "drop", 0), (2, "drop", 1)),
+            added=tuple((2, 2 + n, (3, 2), (2 * n, 2 * n + 1)) for n in range(4)),
+            elastic={"keep_global_batch": True},
+        ),
+        Case(
+            kind="none",
+            weights="vertical",
+            workers=1,
+            stages=[[1, 1, 2]],
+            wave=3,
+            epochs=2,
+            members=((2, "drop", 0), (5, "drop", 1)),
+            added=((2, 1, (1, 3), (1, 2)), (5, 2, (2, 1, 1), (2, 1, 0))),
+            **BATCH_NORM,
+        ),
+    ],
+    ids=["allreduce", "none"],
+)
+def test_without_parameter_servers_others_take_over_the_weights(what: Case, tmp_path: Path) -> None:
+    run(what, tmp_path)
+    numbers = {"waves": {2: (4, 4, 2, 2, 2, 2)}} if what.kind == "allreduce" else {}
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(**numbers)))
