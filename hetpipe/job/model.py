@@ -344,8 +344,11 @@ class Job(Section):
 
     def num_stages(self, vw: VirtualWorkerIndex) -> int:
         """K of virtual worker `vw`."""
-        counts = self.layer_counts(vw)
-        return int(self.workers.stages) if counts is None else len(counts)
+        counts, stages = self.layer_counts(vw), self.workers.stages
+        if counts is not None:
+            return len(counts)
+        assert not isinstance(stages, tuple), "lists of layers are those of every virtual worker"
+        return int(stages)
 
     @property
     def minibatches_per_wave(self) -> int | tuple[int, ...]:
