@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 from hetpipe.cli.plan import plan as command
 from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
-from hetpipe.cli.plan.simulate import simulation_options
+from hetpipe.cli.plan.simulate import phases_of, simulation_options
 from hetpipe.decide.planner.cuts import Recompute
 from hetpipe.decide.planner.options import AllocationName, ScheduleChoice
 from hetpipe.decide.simulator.documents import costs_of, simulated_plan
@@ -140,6 +140,7 @@ def plan(  # noqa: PLR0913 - the options of the command
     schedule: ScheduleChoice | None = None,
     optimizer_slots: int | None = None,
     recompute: Recompute | None = None,
+    freeze: int | Mapping[str, object] | None = None,
     max_batch: int | None = None,
     shards: int | None = None,
     reserve_bytes: int | None = None,
@@ -165,6 +166,8 @@ def plan(  # noqa: PLR0913 - the options of the command
         schedule: order of forwards and backwards.
         optimizer_slots: tensors of optimizer state per parameter.
         recompute: whether activations are computed again.
+        freeze: F, the number of frozen layers with parameters, from the first on; a mapping is the job's section
+            `freeze`; default: `freeze.layers` of the job.
         max_batch: the largest global batch, for `allocation="parallel"`.
         shards: number of parameter-server shards.
         reserve_bytes: memory of the framework on every device.
@@ -180,6 +183,8 @@ def plan(  # noqa: PLR0913 - the options of the command
     given_cluster = None if isinstance(cluster, Mapping) else _document(Cluster, cluster)
     if section is not None:
         overrides["cluster"] = section
+    if isinstance(freeze, Mapping):
+        overrides["freeze"] = freeze
     has_job = job is not None or bool(overrides)
     request = command.Options(  # of the files it only says which there are
         job=Path() if has_job else None,
@@ -195,6 +200,7 @@ def plan(  # noqa: PLR0913 - the options of the command
         schedule=schedule,
         optimizer_slots=optimizer_slots,
         recompute=recompute,
+        freeze=freeze if isinstance(freeze, int) else None,
         max_batch=max_batch,
         shards=shards,
         reserve_bytes=reserve_bytes,
@@ -207,10 +213,7 @@ def plan(  # noqa: PLR0913 - the options of the command
                 job=loaded, profile=given_profile, cluster=given_cluster, cluster_name=_name(cluster)
             )
             known = command.known_of(inputs, shell, lambda: _Steps(on_step or _ignored))
-        options = planning.options
-        if reserve_bytes is None:
-            options = replace(options, reserve_bytes=known.reserve_bytes)
-        planned = command.plan_for(known, options)
+        planned = command.plan_for(known, command.completed_options(planning.options, request, loaded, known))
     return Plan(planned, known.profile, known.cluster, planning.remarks)
 
 
@@ -224,6 +227,7 @@ def simulate(  # noqa: PLR0913 - the options of the command
     jitter_cv: float = 0.0,
     seed: int = 0,
     stragglers: Mapping[str, float] | None = None,
+    freeze: Mapping[int, int] | None = None,
     contention: bool = True,
 ) -> SimulationResult:
     """Run a plan in simulated time, as `hetpipe simulate` does; nothing is trained.
@@ -237,6 +241,7 @@ def simulate(  # noqa: PLR0913 - the options of the command
         jitter_cv: coefficient of variation of computing times.
         seed: of that variation.
         stragglers: devices with the factors by which they are slower.
+        freeze: clock → F, the number of layers with parameters that are frozen from there on: `result.phases`.
         contention: transfers share network cards.
 
     Raises:
@@ -261,7 +266,9 @@ def simulate(  # noqa: PLR0913 - the options of the command
     )
     from hetpipe.decide.simulator.simulate import simulate as run
 
-    return run(simulated_plan(document, costs), costs, how)
+    with naming_keywords():
+        phases = phases_of(sorted((freeze or {}).items()), document, found_profile, found_cluster, how)
+    return replace(run(simulated_plan(document, costs), costs, how), phases=phases)
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------

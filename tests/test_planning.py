@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,20 @@ class TestPlan:
         (worker,) = plan.document.virtual_workers
         assert {stage.device for stage in worker.stages} == {"n0/0", "n1/0"}
 
+    def test_frozen_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert quick(freeze=3).document.frozen_layers == 3
+        with pytest.raises(UserError, match=r"^freeze freezes 6 layers, but the model has 6 with trainable parameters"):
+            quick(freeze=6)
+
+        monkeypatch.setattr(plan_command, "profile_job", lambda *_: Profiled(PROFILE, {}))
+        job = {
+            "model": mlp32, "data": data32, "loss": loss, "optimizer": {"name": "SGD", "lr": 0.1}, "epochs": 1,
+            "batch_size": 32, "sync": {"minibatches_per_wave": 2}, "freeze": {"layers": 2},
+        }  # fmt: skip
+        assert hetpipe.plan(job, cluster=CLUSTER).document.frozen_layers == 2
+        assert hetpipe.plan(job, cluster=CLUSTER, freeze={"layers": 1}).document.frozen_layers == 1
+        assert not hetpipe.plan(job, cluster=CLUSTER, freeze=0).document.frozen_layers
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -150,6 +165,23 @@ class TestSimulate:
         assert hetpipe.simulate(plan, staleness="inf").max_clock_distance >= 0
         with pytest.raises(PlanError, match="the plan uses no device 'n9/0'"):
             hetpipe.simulate(plan, stragglers={"n9/0": 2.0})
+
+    def test_layers_freeze_as_for_the_command(self) -> None:
+        plan = quick()
+        files()
+        plan.write(".")
+        paths = ["--plan", "plan.json", "--profile", "profile.json", "--cluster", "cluster.yaml", "--minibatches", "80"]
+        shell = shell_with(FakeCoordinator(), Path.cwd())
+        told = CliRunner().invoke(
+            app, ["simulate", *paths, "--freeze", "20=1", "--freeze", "30=2", "--json"], obj=shell
+        )
+
+        found = hetpipe.simulate(plan, minibatches=80, freeze={30: 2, 20: 1})
+        assert [asdict(phase) for phase in found.phases] == json.loads(told.stdout)["phases"]
+        assert [phase.frozen for phase in found.phases] == [0, 1, 2]
+        assert replace(found, phases=()) == hetpipe.simulate(plan, minibatches=80)
+        with pytest.raises(UserError, match=r"^freeze is 20=2, 30=1; give clocks in order"):
+            hetpipe.simulate(plan, minibatches=80, freeze={20: 2, 30: 1})
 
     def test_a_plan_alone_is_not_enough(self) -> None:
         with pytest.raises(UserError, match="simulate needs the profile and the cluster of the plan"):

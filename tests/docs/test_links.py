@@ -30,6 +30,11 @@ def test_links_resolve(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_conflict_of_a_merge_is_left(page: Path) -> None:
+    assert not re.search(r"^(<{7}|>{7})", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_are_there(page: Path) -> None:
     named = [span for span in code_spans(prose(page)) if _PATH.fullmatch(span)]
     missing = [path for path in named if not any((base / path).is_file() for base in (*_BASES, page.parent))]

@@ -147,13 +147,7 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     job = None if request.job is None else load_job(request.job)
     planning = planner_request_of(request, job)
     known = known_of(_inputs_of(request, job), shell, partial(view_for, output, shell))
-    options = planning.options
-    if request.reserve_bytes is None:
-        options = replace(options, reserve_bytes=known.reserve_bytes)
-    frozen = request.freeze if request.freeze is not None or job is None else job.freeze.layers
-    if frozen:
-        option = "--freeze" if request.freeze else "freeze.layers"
-        options = replace(options, frozen_layers=frozen_layers_of(known.profile, frozen, option))
+    options = completed_options(planning.options, request, job, known)
     if request.fit:
         return _fit(known.profile, known.cluster, options, output)
     planned = plan_for(known, options)
@@ -175,6 +169,21 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     if output.machine is not None:
         output.answer(to_plain(document))
     return ExitStatus.OK
+
+
+def completed_options(options: PlanOptions, request: Options, job: Job | None, known: Known) -> PlanOptions:
+    """The options of the planner with what depends on the profile: the memory of the framework and frozen layers.
+
+    Raises:
+        UserError: the model has too few layers with parameters to freeze that many.
+    """
+    if request.reserve_bytes is None:
+        options = replace(options, reserve_bytes=known.reserve_bytes)
+    frozen = request.freeze if request.freeze is not None or job is None else job.freeze.layers
+    if not frozen:
+        return options
+    option = "--freeze" if request.freeze else "freeze.layers"
+    return replace(options, frozen_layers=frozen_layers_of(known.profile, frozen, option))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from hetpipe.decide.planner.simulation_length import steady_waves
 from hetpipe.decide.simulator.documents import costs_of, frozen_plan, schedule_in, simulated_plan, weight_policy
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan
-from hetpipe.decide.simulator.result import SimulationResult
+from hetpipe.decide.simulator.result import Phase, SimulationResult
 from hetpipe.decide.simulator.simulate import simulate
 from hetpipe.decide.sync.division import mean_minibatches, shares
 from hetpipe.errors import UserError
@@ -99,7 +99,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     costs = costs_of(document, profile, cluster)
     plan = simulated_plan(document, costs)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
-    phases = phases_of(options, document, profile, cluster, how) if options.freeze else ()
+    phases = phases_of(list(map(freeze_of, options.freeze)), document, profile, cluster, how)
     remarks: list[str] = []
     if costs.profile.batch_size != profile.batch_size:
         remarks.append(
@@ -117,35 +117,33 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     return ExitStatus.OK
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """The part of a run in which the same layers are frozen."""
-
-    clock: int
-    """Its first clock."""
-    frozen: int
-    """F."""
-    layers: int
-    """The first so many layers of the model are frozen."""
-    samples_per_second: float
-    """From barrier to barrier, with the filling and draining of pipelines."""
-    seconds: float
-
-
 def phases_of(
-    options: Options, document: PlanDocument, profile: Profile, cluster: Cluster, how: SimulationOptions
+    freezes: Sequence[tuple[int, int]],
+    document: PlanDocument,
+    profile: Profile,
+    cluster: Cluster,
+    how: SimulationOptions,
 ) -> tuple[Phase, ...]:
-    """The phases of a run whose layers freeze as `--freeze` says, in order; the first one begins at clock 0.
+    """The phases of a run whose layers freeze at given clocks, in order; the first one begins at clock 0.
+
+    Args:
+        freezes: clocks and F from there on; none: no phases.
+        document: the plan, without them.
+        profile: of the model.
+        cluster: with the plan's devices.
+        how: the simulation without them.
 
     Raises:
-        UserError: the values of `--freeze` are malformed, or not in order, or at or behind the end of the run.
+        UserError: the clocks are not in order, or at or behind the end of the run, or F does not grow.
     """
+    if not freezes:
+        return ()
     waves = -(-how.minibatches // round(sum(document.waves) / len(document.waves)))
-    changes = [(0, 0), *map(freeze_of, options.freeze)]
+    changes = [(0, 0), *freezes]
     if any(a[0] > b[0] or a[1] >= b[1] for a, b in pairwise(changes)) or changes[-1][0] >= waves:
         raise UserError(
-            f"--freeze is {', '.join(options.freeze)}; give clocks in order, below the end of the run at {waves}, each "
-            "with more layers than the one before"
+            f"--freeze is {', '.join(f'{clock}={frozen}' for clock, frozen in freezes)}; give clocks in order, below "
+            f"the end of the run at {waves}, each with more layers than the one before"
         )
     found = []
     for (clock, frozen), end in zip(changes, [*(clock for clock, _ in changes[1:]), waves], strict=True):

@@ -42,6 +42,21 @@ class SimulatedActivity:
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """The part of a run in which the same layers are frozen."""
+
+    clock: int
+    """Its first clock."""
+    frozen: int
+    """F."""
+    layers: int
+    """The first so many layers of the model are frozen."""
+    samples_per_second: float
+    """From barrier to barrier, with the filling and draining of pipelines."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SimulationResult:
     """Result of a simulation. Virtual workers are in the order of the plan."""
 
@@ -67,3 +82,5 @@ class SimulationResult:
     """Number of discrete events."""
     activities: tuple[SimulatedActivity, ...] = ()
     """In the order of their ends; only if requested."""
+    phases: tuple[Phase, ...] = ()
+    """Of a run whose layers freeze at given clocks; the other fields are those of the same run without freezing."""
