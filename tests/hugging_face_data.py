@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import torch
 from torch import Tensor
 
 from tests import models
+
+if TYPE_CHECKING:
+    import datasets
 
 
 def samples() -> list[dict[str, Tensor]]:
@@ -18,6 +20,8 @@ def samples() -> list[dict[str, Tensor]]:
 
 def rows() -> datasets.Dataset:
     """`samples` as a table, whose rows are tensors."""
+    import datasets
+
     columns = {name: [sample[name].tolist() for sample in samples()] for name in ("value", "labels")}
     return datasets.Dataset.from_dict(columns).with_format("torch")
 

@@ -21,6 +21,7 @@ from tests.checker.policy_corruptions import POLICY_CORRUPTIONS
 from tests.checker.scenario import Record, Scenario, write_run
 from tests.checker.simulator import as_lines, simulate
 from tests.checker.wave_corruptions import WAVE_CORRUPTIONS
+from tests.pairwise import every_nth
 
 POLICIES = ("wave", "stash", "vertical", "double_buffer", "flush", "predict", "spectrain")
 
@@ -110,7 +111,7 @@ def test_a_job_of_an_older_run_has_neither_schedule_nor_gradients(tmp_path: Path
     assert check_run(tmp_path, require_complete=True).ok
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", every_nth(2, KINDS))
 def test_every_line_but_a_pull_is_missed(name: str, tmp_path: Path) -> None:
     write_run(tmp_path, KINDS[name], as_lines(simulate(KINDS[name])))
     events, facts = read_history(tmp_path).events, read_facts(tmp_path)

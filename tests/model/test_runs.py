@@ -19,6 +19,7 @@ from hetpipe.server.agent.inspection import prove_subject
 from hetpipe.values.policies import WeightPolicy, policies_where
 from tests.model import zoo
 from tests.numerics.compare import ROOT, assert_same_bits, plan_of, trained
+from tests.pairwise import every_nth
 from tests.reference.executor import ReferenceRun, run_reference
 from tests.support.in_process import InProcessRun, run_in_process
 
@@ -118,7 +119,7 @@ def averaged() -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "weights"),
     [
-        *(("mixed", weights) for weights in policies_where(lambda policy: policy.predicts is None)),
+        *every_nth(2, (("mixed", weights) for weights in policies_where(lambda policy: policy.predicts is None))),
         ("tied_entries", "wave"),
         ("averaged", "wave"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +97,7 @@ class Case:
     def has_shards(self) -> bool:
         return self.kind not in ("none", "allreduce")
 
-    @property
+    @cached_property
     def depths(self) -> tuple[tuple[int, ...], ...] | None:
         """Layers of each stage, as the planner cuts the model."""
         if isinstance(self.stages, list):
@@ -106,6 +106,10 @@ class Case:
         return tuple(tuple(s.last_layer - s.first_layer for s in vw.stages) for vw in plan.virtual_workers)
 
     def job(self) -> Job:
+        return self._job
+
+    @cached_property
+    def _job(self) -> Job:
         sync: dict[str, Any] = {"kind": self.kind, "minibatches_per_wave": self.waves or self.wave}
         if self.has_shards:
             sync.update(combine=self.combine, deterministic=self.deterministic)

@@ -10,6 +10,7 @@ import pytest
 from hetpipe.values.run import StageEvaluation
 from tests import models
 from tests.numerics.compare import Case, assert_same_bits, run, trained
+from tests.pairwise import every_nth
 from tests.reference.executor import run_reference
 from tests.support.lives import Death
 
@@ -21,7 +22,10 @@ def case_of(num_workers: int, **changes: Any) -> Case:
     return Case(reads={"num_workers": num_workers}, **(values | changes))
 
 
-@pytest.mark.parametrize(("num_workers", "stages"), [(2, 2), (1, 1), pytest.param(3, 3, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("num_workers", "stages"),
+    [(2, 2), pytest.param(1, 1, marks=pytest.mark.exhaustive), pytest.param(3, 3, marks=pytest.mark.exhaustive)],
+)
 def test_training_and_evaluations_keep_their_bits(num_workers: int, stages: int, tmp_path: Path) -> None:
     case = case_of(num_workers, stages=stages)
     found = {}
@@ -34,7 +38,7 @@ def test_training_and_evaluations_keep_their_bits(num_workers: int, stages: int,
     assert_same_bits(trained(tmp_path / "ahead"), run_reference(case.reference()))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", every_nth(2, [1, 0]))
 def test_a_table_of_rows_trains_as_the_pairs_in_it(num_workers: int, tmp_path: Path) -> None:
     """Rows are read a minibatch at a time, as those of Hugging Face's `datasets`."""
     case = Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_an_update_is_that_of_a_plain_loop_over_all_its_tokens(weights: Any, tmp
         optimizer=SGD,
     )
     if weights == "wave":  # forwards do not wait for the update before: compare one update
-        case = Case(**{**vars(case), "minibatches": 4})
+        case = replace(case, minibatches=4)
     run(case, tmp_path)
     torch.manual_seed(3)
     model, data = models.mlp32(), models.unlabelled32()

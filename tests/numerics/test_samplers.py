@@ -33,9 +33,13 @@ def bucketed(epoch: int) -> Sequence[int]:
     ("reads", "order"),
     [
         ({"shuffle": False}, lambda _: range(46)),
-        ({"sampler": "tests.models:by_first_input"}, bucketed),
+        pytest.param({"sampler": "tests.models:by_first_input"}, bucketed, marks=pytest.mark.exhaustive),
         ({"sampler": "tests.models:by_first_input", "num_workers": 2}, bucketed),
-        ({"sampler": {"call": "torch.utils.data:SequentialSampler"}}, lambda _: range(46)),
+        pytest.param(
+            {"sampler": {"call": "torch.utils.data:SequentialSampler"}},
+            lambda _: range(46),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=["in_order", "bucketed", "bucketed, read ahead", "of torch"],
 )

@@ -40,6 +40,13 @@ def _agree(case: Case, folder: Path) -> None:
             by=lambda _weights, waves, _staleness, combine, *_: (waves, combine),
             every=EVERY,
         ),
+        *(
+            pytest.param(*point, marks=pytest.mark.exhaustive)
+            for point in [
+                *product(WEIGHT_POLICIES, WAVES[:2], (4,), ("sum", "mean"), PULLS, (MOMENTUM, ADAMW)),
+                *product(WEIGHT_POLICIES, WAVES[2:], (0, 1), ("sum", "mean"), PULLS, (MOMENTUM, ADAMW)),
+            ][::EVERY]
+        ),
     ],
 )
 def test_every_policy(

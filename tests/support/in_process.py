@@ -31,6 +31,7 @@ from hetpipe.job.file import Job
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_detail
 from hetpipe.observe.metrics import Metrics, MetricsWriter, NullMetrics, metrics_path
+from hetpipe.pipeline import model_file
 from hetpipe.pipeline.compute import Emulator
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Replicas
@@ -214,6 +215,11 @@ class _Cluster:
         self._leaving: list[Life] = []
 
     def run(self) -> InProcessResult:
+        # Of one process for all stages no stage has memory to give back, and looking for garbage takes long.
+        with patch.object(model_file, "_give_back_memory"):
+            return self._run_until_stopped()
+
+    def _run_until_stopped(self) -> InProcessResult:
         if self._run.stop_when is None:
             return self._run_to_the_end()
         with patch.object(ClockShard, "acknowledge", _stopping(self._run.stop_when)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from hetpipe.wire.call import Call, Download, ReplyT, RequestT, Streaming, Unary, Upload
@@ -37,4 +38,10 @@ class MethodCalls:
 
 def method_name(call: Call) -> str:
     """The name of the method that is a call."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", call.name).lower()
+    return _lower(call.name)
+
+
+@cache
+def _lower(name: str) -> str:
+    """`ReportStaged` as `report_staged`; runs of tests ask some thousand times."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -27,6 +27,7 @@ from hetpipe.decide.sync.segment import SegmentLength
 from hetpipe.values.cluster import Links, LinkSpec
 from hetpipe.values.policies import WeightPolicy
 from tests.cli import plans
+from tests.pairwise import every_nth
 
 
 @pytest.mark.matrix
@@ -127,7 +128,7 @@ class TestRunForecast:
         assert found.seconds == pytest.approx(2 * six + two)
         assert found.samples_per_second == pytest.approx((14 * batch - 1) / (2 * six + two))
 
-    @pytest.mark.parametrize("staleness", [0, 4, None])
+    @pytest.mark.parametrize("staleness", every_nth(3, [4, 0, None]))
     def test_a_long_run_costs_no_more_and_is_as_if_simulated_whole(self, staleness: int | None) -> None:
         plan, costs, options = self.parts(staleness)
         minibatches = self.N * steady_waves(staleness) * 3
