@@ -206,18 +206,20 @@ def test_who_trains_on_the_devices_of_one_that_does_is_reported(tmp_path: Path) 
 @pytest.mark.parametrize(
     "what",
     [
-        # PipeTransformer's own setting: two of four stages become four of two, and these eight of one.
+        # PipeTransformer's own setting: two of four stages become four of two; and these one, which has the mean of
+        # their buffers.
         Case(
             kind="allreduce",
             weights="flush",
             workers=2,
-            stages=[[1, 1, 1, 2], [1, 1, 1, 2]],
+            stages=[[1, 1, 1, 1], [1, 1, 1, 1]],
             wave=4,
             minibatches=24,
             optimizer=dict(ADAMW),
-            members=((2, "drop", 0), (2, "drop", 1)),
-            added=tuple((2, 2 + n, (3, 2), (2 * n, 2 * n + 1)) for n in range(4)),
+            members=((2, "drop", 0), (2, "drop", 1), *((4, "drop", vw) for vw in range(2, 6))),
+            added=(*((2, 2 + n, (3, 1), (2 * n, 2 * n + 1)) for n in range(4)), (4, 6, (1, 3), (0, 1))),
             elastic={"keep_global_batch": True},
+            **BATCH_NORM,
         ),
         Case(
             kind="none",
@@ -235,7 +237,8 @@ def test_who_trains_on_the_devices_of_one_that_does_is_reported(tmp_path: Path) 
 )
 def test_without_parameter_servers_others_take_over_the_weights(what: Case, tmp_path: Path) -> None:
     run(what, tmp_path)
-    numbers = {"waves": {2: (4, 4, 2, 2, 2, 2)}} if what.kind == "allreduce" else {}
+    shares = {2: (4, 4, 2, 2, 2, 2, 4), 4: (4, 4, 4, 4, 4, 4, 8)}
+    numbers = {"waves": shares} if what.kind == "allreduce" else {}
     assert_same_bits(trained(tmp_path), run_reference(what.reference(**numbers)))
 
 
