@@ -475,6 +475,26 @@ def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) ->
             )
 
 
+def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection, data: DataSection) -> Iterator[Problem]:
+    if freeze.cache != "on":
+        return
+    if not freeze.is_used and not elastic.freezes:
+        yield _cache("is on, but no layer freezes, so that nothing is computed twice; say what freezes, or remove it")
+    if freeze.mode == "train":
+        yield _cache(
+            "is on, but with `freeze.mode: train` frozen layers compute something else each time; remove one of them"
+        )
+    if data.is_shuffled:
+        yield _cache(
+            "is on, but `data.shuffle` deals the samples into other minibatches in each epoch, so that none comes "
+            "back; set `data.shuffle: false`, or a `data.sampler` that shuffles whole minibatches"
+        )
+
+
+def _cache(message: str) -> Problem:
+    return Problem(("freeze", "cache"), message)
+
+
 def _memory_between_barriers(weights: WeightPolicy, elastic: ElasticSection) -> Iterator[Problem]:
     """A recomputation on predicted weights is another computation, which begins at a barrier."""
     if POLICIES[weights].predicts is None:
@@ -518,5 +538,6 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _waves_of_the_script,
     _members_of_the_script,
     _one_decides_what_freezes,
+    _cache_of_constants,
     _memory_between_barriers,
 )

@@ -154,6 +154,9 @@ class StageRunner:
             self._mover.move(segment, member)
             self._parts.plan_version = member.version
             self._form_group(segment)
+            if self._parts.prefix is not None and segment.frozen_layers:
+                epoch = self._parts.synchroniser.progress().epoch
+                self._parts.prefix.begin(self._parts.bounds, segment.frozen_layers, epoch)
         return False
 
     def _form_group(self, segment: SegmentRecord) -> None:

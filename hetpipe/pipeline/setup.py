@@ -23,6 +23,7 @@ from hetpipe.observe.timeline import TimelineWriter
 from hetpipe.pipeline.callables import LossFunction, MapDataset, MinibatchWeight, WeightedLosses
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.frozen_prefix import FrozenPrefix
 from hetpipe.pipeline.reading import DataReader
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
@@ -192,6 +193,8 @@ class StageParts:
     """The leading layers of the chain that are frozen."""
     predecessor: Callable[[Clock], VirtualWorkerIndex | None] = lambda _clock: None
     """The virtual worker whose state this one takes over where it joins at a clock; None: it has its own."""
+    prefix: FrozenPrefix | None = None
+    """Its frozen layers, where what enters the layer behind them is cached; None: they compute it each time."""
     tells_norms: bool = False
     """Whether the norms of its gradients decide what freezes, so that they go to the clock shard with each wave."""
 

@@ -276,13 +276,22 @@ def _factor(run: ReferenceRun, members: Sequence[VirtualWorkerIndex], vw: Virtua
 
 
 def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:
-    """Floating buffers: their mean, added in the order of the virtual workers, then × 1/V. Others: the maximum."""
+    """Floating buffers: their mean, added in the order of the virtual workers, then × 1/V. Others: the maximum.
+
+    Where all have the same values, these stay as they are.
+    """
+    same = {name for name, tensor in buffers[0].items() if all(torch.equal(own[name], tensor) for own in buffers[1:])}
     merged = dict(buffers[0])
     for own in buffers[1:]:
         for name, tensor in merged.items():
             merged[name] = tensor + own[name] if tensor.is_floating_point() else torch.maximum(tensor, own[name])
     return {
-        name: tensor.mul(1 / len(buffers)) if tensor.is_floating_point() else tensor for name, tensor in merged.items()
+        name: buffers[0][name]
+        if name in same
+        else tensor.mul(1 / len(buffers))
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in merged.items()
     }
 
 

@@ -20,6 +20,7 @@ import torch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.elastic.caching import allowed_bytes
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
 from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
@@ -33,6 +34,7 @@ from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_deta
 from hetpipe.observe.metrics import Metrics, MetricsWriter, NullMetrics, metrics_path
 from hetpipe.pipeline import model_file
 from hetpipe.pipeline.compute import Emulator
+from hetpipe.pipeline.frozen_cache import CacheFolders
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Replicas
 from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code
@@ -82,9 +84,9 @@ class RandomDelays(Emulator):
         super().__init__(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=seed)
         self._longest_seconds = longest_seconds
 
-    def stretch(self, kind: Kind, started: float) -> None:
+    def stretch(self, kind: Kind, started: float, *, skipped: range = range(0)) -> None:
         """Sleep."""
-        del kind, started
+        del kind, started, skipped
         _sleep_sometimes(self._random, self._longest_seconds)
 
 
@@ -180,6 +182,14 @@ def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[..., None]
     return and_stop
 
 
+def _cache_folders(job: Job, run_dir: Path) -> CacheFolders:
+    """What an agent of the only node gives to its stages."""
+    folders = CacheFolders(run_dir / "cache", run_dir / "cache-on-disk", allowed_bytes(job))
+    for folder in (folders.memory, folders.disk):
+        folder.mkdir(exist_ok=True)
+    return folders
+
+
 class _Cluster:
     def __init__(self, run: InProcessRun) -> None:
         self._run = run
@@ -192,6 +202,7 @@ class _Cluster:
         self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
         self.result = InProcessResult(self.plan)
         self._guard = threading.RLock()
+        self._cache = _cache_folders(run.job, run.run_dir)
         self._threads: list[threading.Thread] = []
         self._histories: list[History] = []
         data = run.job.data_spec(report.train_samples)
@@ -427,6 +438,7 @@ class _Cluster:
             report=partial(self._hear, life, stage),
             guard=self._guard,
             replicas=self._replicas(vw, stage),
+            cache=self._cache,
             emulator=RandomDelays(seed, run.delay_seconds),
             metrics=self._metrics(vw, stage),
             stall_seconds=run.stall_seconds,
