@@ -3,7 +3,8 @@
 A module is intercepted at the attribute through which its `forward` is looked up (set on the instance for the duration
 of a forward), or, where its class overrides `__call__` (Hugging Face's layers, which start gradient checkpointing
 there), at `__call__`. Functions are intercepted by a `TorchFunctionMode`, and calls of a user's own
-`torch.autograd.Function`, which torch shows to no mode, at its `apply`: each is one call, as it has one backward.
+`torch.autograd.Function`, which torch shows to no mode, at its `apply`: each is one call, as it has one backward. Draws
+from `random` and NumPy are intercepted in these modules (`model/draws.py`).
 Modules that run whole are not intercepted inside.
 """
 
@@ -25,6 +26,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils import checkpoint
 
 from hetpipe.model.absent import AbsentParameter
+from hetpipe.model.draws import replaced
 from hetpipe.model.structure import tensors_of_call
 
 #: Attribute that holds the watcher of a module whose class overrides `__call__`, for the duration of a forward.
@@ -150,6 +152,10 @@ class Interception(TorchFunctionMode):
         """Handle a function call whose arguments depend on weights."""
         raise NotImplementedError
 
+    def on_draw(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Handle a draw from `random` or NumPy."""
+        return function(*args, **kwargs)
+
     def on_metadata(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Notice that metadata of values that depend on weights are read."""
 
@@ -210,6 +216,14 @@ class Interception(TorchFunctionMode):
             self.is_suspended = False
             self._come_back(above)
 
+    def draw_called(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Handle a draw from `random` or NumPy with interception suspended."""
+        above = self._leave()
+        try:
+            return self.on_draw(function, args, kwargs)
+        finally:
+            self._come_back(above)
+
     def opened(self, run: Forward, args: Any, kwargs: Any) -> Any:
         """Run a module's forward with its calls intercepted."""
         with self:
@@ -232,9 +246,9 @@ class Interception(TorchFunctionMode):
             _push_mode(mode)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def watching(self, watchers: Watchers) -> Iterator[None]:
-        """Intercept the forwards of the modules of `watchers`, and functions between them, in this block."""
-        with watchers.reporting_to(self), self:
+    def watching(self, watchers: Watchers, draws: Iterable[Any]) -> Iterator[None]:
+        """Intercept the forwards of the modules of `watchers`, functions between them, and `draws`, in this block."""
+        with watchers.reporting_to(self), replaced(draws, _watched_draw), self:
             yield
 
 
@@ -358,6 +372,19 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             if isinstance(mode, Interception):
                 return mode.custom_called(function, args, kwargs)
     return function(*args, **kwargs)
+
+
+def _watched_draw(function: Any) -> Any:
+    """A function that draws, intercepted in a forward that is watched, on its own thread."""
+
+    @functools.wraps(function)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        for mode in reversed(_get_current_function_mode_stack()):  # type: ignore[no-untyped-call]  # as above
+            if isinstance(mode, Interception):
+                return mode.draw_called(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return draw
 
 
 # `Function.apply` looks it up here, and so do the bound methods that user code keeps: `square = Square.apply`.

@@ -16,8 +16,12 @@ from torch import Tensor
 
 from hetpipe.model.calls import CustomFunction
 from hetpipe.model.cut_model import CutDescription, ModeDescription, ModelLayer, Signature
+from hetpipe.model.draws import drawing_functions
 from hetpipe.model.graph import Crossing, CutPoint
 from hetpipe.model.structure_text import NotDescribable, imported, plain_skeleton, skeleton_of, type_name, type_of
+
+#: Start of the name of a function of `random` or NumPy.
+_DRAW = "draw "
 
 #: Start of the name of a custom `torch.autograd.Function`.
 _APPLY = "apply "
@@ -137,6 +141,7 @@ def _function_names(function: Any) -> Iterator[str]:
     for place, owner in _TORCHS.items():
         if getattr(owner, name, None) == function:
             yield f"{place}.{name}"
+    yield from (f"{_DRAW}{each}" for each, draw in drawing_functions().items() if draw == function)
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", name)
     if module and imported(f"{module}:{path}") == function:
         yield f"{module}:{path}"
@@ -154,6 +159,11 @@ def _function_name(function: Any) -> str:
 def _function(name: str) -> Any:
     if name.startswith(_APPLY):
         return CustomFunction(type_of(name.removeprefix(_APPLY)))
+    if name.startswith(_DRAW):
+        found = drawing_functions().get(name.removeprefix(_DRAW))
+        if found is None:
+            raise NotDescribable(f"the function {name.removeprefix(_DRAW)}, whose module is not imported")
+        return found
     place, _, attribute = name.partition(".")
     found = imported(name) if ":" in name else getattr(_TORCHS[place], attribute, None)
     if not callable(found):

@@ -154,7 +154,7 @@ class StageForward(Interception):
         for tensor in (*inputs.values(), *weights):
             self.marked(tensor)
         try:
-            with self.watching(self._context.watchers):
+            with self.watching(self._context.watchers, self._context.drawing_functions):
                 self.output = call()
         except Stop:
             return
@@ -233,12 +233,22 @@ class StageForward(Interception):
 
     def on_shared(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Seed the generators before a function that draws, or end the forward before it."""
-        if function in self._context.drawing_functions and self.stack and not self._is_recomputed():
-            key = self.stack[-1].key(f"shared {getattr(function, '__name__', '')}")
-            if key == self._end_key:
-                self._stop()
-            self._seed(key)
+        if function in self._context.drawing_functions:
+            self._seed_shared(function)
         return function(*args, **kwargs)
+
+    def on_draw(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Seed the generators before a draw from `random` or NumPy, or end the forward before it."""
+        self._seed_shared(function)
+        return function(*args, **kwargs)
+
+    def _seed_shared(self, function: Any) -> None:
+        if not self.stack or self._is_recomputed():
+            return
+        key = self.stack[-1].key(f"shared {getattr(function, '__name__', '')}")
+        if key == self._end_key:
+            self._stop()
+        self._seed(key)
 
     @staticmethod
     def _is_recomputed() -> bool:

@@ -48,7 +48,10 @@ SWITCHED = "{} is used before and after it, and the forward switches its gradien
 UNMOVED = "{} is of type {}, which cannot cross cuts"
 VARIES = "what is called or crosses there depends on the values of shared tensors (a mask without padding, for example)"
 TRAINING_ONLY = "evaluation calls something else there"
-DRAWS = "the forward of {} draws from `random` or NumPy directly"
+DRAWS = (
+    "the forward of {} draws from `random` or NumPy with a function that it has imported by name (write "
+    "random.random(), numpy.random.rand()), or seeds them"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from hetpipe.model.calls import (
     user_frame,
     version_of,
 )
+from hetpipe.model.draws import at_end, drawing_functions, elsewhere, is_number, is_uniform
 from hetpipe.model.graph import (
     CHANGED_INSIDE,
     CHECKPOINTED,
@@ -154,6 +156,9 @@ _DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tens
 #: Limit on the boolean queries of random numbers that a recording answers both ways; beyond it the module is not cut.
 _MOST_DRAWN = 64
 
+#: Recordings in which draws that are not uniform, or no numbers, give something else.
+_ELSEWHERE = 8
+
 #: The function on shared values before which a model is cut, for LayerDrop; it draws at each call.
 _DRAW = "rand"
 
@@ -230,6 +235,8 @@ class _Recorder(Interception):
         self._draws_in_region = False
         self._asked: list[int] = []
         self._drawn_questions: list[int] = []
+        #: Questions that stand for other results of all draws by which user code may decide in any way.
+        self._elsewhere = range(0)
         #: Shared values that depend on random numbers; and those of them that are in [0, 1).
         self._drawn: set[int] = set()
         self._uniform: set[int] = set()
@@ -261,7 +268,7 @@ class _Recorder(Interception):
         modules = {
             id(module): module for module in self._model.modules() if not isinstance(module, torch.jit.ScriptModule)
         }
-        with self.watching(Watchers(modules.values(), self._names)):
+        with self.watching(Watchers(modules.values(), self._names), drawing_functions().values()):
             output = call()
             self._note_assignments()
         assigned = self._assigned | {
@@ -415,13 +422,51 @@ class _Recorder(Interception):
         if not (isinstance(result, float) and self._known(tensors) <= self._uniform):
             self._close(self.stack[-1].index, DRAWN)
             return result
-        numbers = (self._num_questions, self._num_questions + 1)
-        self._num_questions += len(numbers)
+        ends = dict(zip(self._ask(2), _ends(tensors[0]), strict=True))
+        return next((float(end) for number, end in ends.items() if number in self._denied), result)
+
+    def on_draw(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if not self.stack:
+            return function(*args, **kwargs)
+        frame, name = self.stack[-1], name_of(function)
+        self._look_for_draws()
+        key = frame.key(f"shared {name}")
+        draw = partial(function, *args, **kwargs)
+        note = _StepNote(self._now(), frame.index, "", name)
+        result = draw()
+        self._states = _states()
+        self._drawing_functions.add(function)
+        if checkpointing_above(calling_frame(), until="on_module").is_inside:
+            self._close(frame.index, CHECKPOINTED)
+            self._draws_in_region |= frame.index == 0
+            return result
+        if is_number(result):
+            note.draw = key
+        self._steps.append((self._now(), note))
+        return self._drawn_otherwise(draw, key, result)
+
+    def _drawn_otherwise(self, draw: partial[Any], key: str, result: Any) -> Any:
+        """Result of a draw from `random` or NumPy, which may decide anything: one number is tried at both ends.
+
+        Where a comparison may depend on more than these, all such draws of the forward are tried with other seeds.
+        """
+        ends = self._ask(2) if is_number(result) else range(0)
+        if (end := next((index for index, number in enumerate(ends) if number in self._denied), None)) is not None:
+            return at_end(draw, is_high=end == 1)
+        if ends and is_uniform(draw.func):
+            return result
+        self._elsewhere = self._elsewhere or self._ask(_ELSEWHERE)
+        seed = next((index for index, number in enumerate(self._elsewhere) if number in self._denied), None)
+        return result if seed is None else elsewhere(draw, crc32(f"{seed} {key}".encode()))
+
+    def _ask(self, count: int) -> range:
+        """Numbers of that many questions which random numbers answer."""
+        numbers = range(self._num_questions, self._num_questions + count)
+        self._num_questions += count
         self._drawn_questions += numbers
         if len(self._drawn_questions) > _MOST_DRAWN:
             self._close(self.stack[-1].index, DRAWN)
-        ends = dict(zip(numbers, _ends(tensors[0]), strict=True))
-        return next((float(end) for number, end in ends.items() if number in self._denied), result)
+        return numbers
 
     def _known(self, tensors: Iterable[Tensor]) -> set[int]:
         """Indices of the values among `tensors`; -1 stands for any other."""

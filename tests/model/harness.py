@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from hetpipe.model.absent import AbsentTensor
 from hetpipe.model.cut_model import CutModel, Signature
+from hetpipe.model.draws import replaced
 from hetpipe.model.structure import tensors_in
 from hetpipe.pipeline.callables import own_loss
 from hetpipe.pipeline.chain import Layer, Values, at_boundary, cut_chain, weights_in_place
@@ -219,7 +220,7 @@ class _SeededDraws(TorchFunctionMode):
             hooks.append(module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True))
             hooks.append(module.register_forward_hook(self._leave))
         try:
-            with self:
+            with replaced(self._functions, self._seeded), self:
                 yield
         finally:
             for hook in hooks:
@@ -232,6 +233,16 @@ class _SeededDraws(TorchFunctionMode):
             args, kwargs = _normal((args, kwargs))
             return _normal(func(*args, **kwargs))
         return func(*args, **kwargs)
+
+    def _seeded(self, function: Any) -> Any:
+        """A function of `random` or NumPy that is seeded before it draws."""
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if not self._depth:
+                self._seed_for(function.__name__)
+            return function(*args, **kwargs)
+
+        return draw
 
     def _enter(self, path: str, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if not self._depth:
