@@ -286,7 +286,7 @@ def random_case(seed: int) -> Case:
         stages=at_start,
         wave=4,
         staleness=draw.choice([0, 1, 4]),
-        minibatches=40,
+        minibatches=160 // len(first),
         optimizer=dict(MOMENTUM if weights == "spectrain" else draw.choice([MOMENTUM, ADAMW])),
         every_waves=draw.choice([None, 2]),
         combine=draw.choice(["sum", "mean"]),
