@@ -192,6 +192,7 @@ class StageRunner:
             loss_scale=None if scales is None else float(1 << scales.newest.exponent),
             skipped_updates=0 if scales is None else scales.skipped_updates,
             memory=parts.compute.memory.policies,
+            cache=None if parts.prefix is None else parts.prefix.use,
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------
