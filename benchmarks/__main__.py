@@ -17,6 +17,7 @@ import typer
 from benchmarks import (
     allocation,
     data,
+    frozen_cache,
     gpu,
     host_memory,
     link,
@@ -219,6 +220,12 @@ def _moves(_: int) -> Mapping[str, Any]:
     return {"barrier with a move / new processes": figures["move / new processes"]}
 
 
+def _frozen_cache(rounds: int) -> Mapping[str, Any]:
+    figures = frozen_cache.measure(rounds)
+    _say("(u) frozen layers, cached where it pays, against computing them in each pass", figures)
+    return {f"auto / off, {name}": found["auto / off"] for name, found in figures.items()}
+
+
 #: Each measures, in so many rounds where it has rounds, prints, and returns its ratios, nested by name; none where its
 #: figures are seconds alone.
 PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
@@ -240,6 +247,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "memory-search": _memory_search,
     "partitions": _partitions,
     "moves": _moves,
+    "frozen-cache": _frozen_cache,
     "gpu": _gpu,
 }
 

@@ -234,3 +234,22 @@ def test_auto_keeps_nothing_that_does_not_pay(tmp_path: Path) -> None:
     found = assert_cached(what, tmp_path)
     assert found
     assert not any(line["read"] or line["kept"] for line in found)
+
+
+def test_auto_keeps_what_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three minibatches of each epoch are only measured; where they come back they are computed again."""
+    monkeypatch.setattr("hetpipe.pipeline.frozen_prefix.pays", lambda _costs, passes: passes > 0)
+    what = Case(
+        workers=1,
+        stages=[[2, 3]],
+        wave=4,
+        data="data32",
+        batch_size=6,
+        epochs=4,
+        freeze={"layers": 2, "cache": "auto"},
+        reads=IN_ORDER,
+    )
+    found = [line for line in assert_cached(what, tmp_path) if line["stage"] == 1]
+    assert [line["kept"] for line in found[:8]] == [0, 0, 1, 1, 1, 1, 1, 1]
+    read = [line for line in crossings(tmp_path) if line["stage"] == 0 and line["read"]]
+    assert {line["p"] for line in read} >= set(range(11, 17))
