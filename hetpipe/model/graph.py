@@ -238,6 +238,14 @@ class _Analysis:
     storage_used: dict[int, int] = field(default_factory=dict)
     closed_behind: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     """Frame → position from which on no cut may be inside it, and why."""
+    alive: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Position of a possible cut → the values made before and used after it, without inputs."""
+    tied: Sequence[str] = ()
+    """Trainable parameters that several steps use, in the model's order."""
+    indivisible: Sequence[Step] = ()
+    """Entries in whose frame no cut can come after them."""
+    changing: Sequence[Step] = ()
+    """Steps that write in place."""
 
 
 def first_layers(recording: Recording, cuts: Sequence[CutPoint]) -> dict[str, int]:
@@ -310,12 +318,15 @@ def cuts_of(
     )
     reentrant = {f"parameter:{name}" for step in recording.steps if step.is_reentrant for name in step.parameters}
     switched = {f"parameter:{name}" for name in recording.switched}
+    draws = [
+        step for step in recording.steps if step.draw and step.started > first_entries.get(step.frame, step.started)
+    ]
+    analysis.alive = _alive(analysis, sorted({step.started for step in (*entries, *draws)}))
     cuts = [_cut(analysis, step) for step in entries]
-    for draw in recording.steps:
-        if draw.draw and draw.started > first_entries.get(draw.frame, draw.started):
-            behind = next((step for step in entries if step.frame == draw.frame and step.started > draw.started), None)
-            if behind is not None:
-                cuts.append(replace(_cut(analysis, draw), key=behind.key, label=behind.label, draw=draw.draw))
+    for draw in draws:
+        behind = next((step for step in entries if step.frame == draw.frame and step.started > draw.started), None)
+        if behind is not None:
+            cuts.append(replace(_cut(analysis, draw), key=behind.key, label=behind.label, draw=draw.draw))
     cuts.sort(key=lambda cut: cut.order)
     amiss = {REENTRANT_TIE: reentrant, SWITCHED: switched}
     return tuple(_with_ties_judged(cut, amiss, splits_ties=splits_ties) for cut in cuts)
@@ -355,13 +366,14 @@ def _with_ties_judged(cut: CutPoint, amiss: Mapping[str, AbstractSet[str]], *, s
 
 def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int]]) -> _Analysis:
     never = -1
+    uses = _uses(recording)
     found = _Analysis(
         recording,
         parameter_specs,
         made=[never] * len(recording.values),
         used=[never] * len(recording.values),
         names=[[] for _ in recording.values],
-        parameters=_uses(recording),
+        parameters=uses,
     )
     end = max((step.ended for step in recording.steps), default=0) + 1
     for result in recording.results:
@@ -377,6 +389,25 @@ def _analysed(recording: Recording, parameter_specs: Mapping[str, tuple[str, int
     for value, used in zip(recording.values, found.used, strict=True):
         found.storage_used[value.storage] = max(found.storage_used.get(value.storage, never), used)
     found.closed_behind = _closed_behind(found)
+    found.tied = [name for name in parameter_specs if name in uses and uses[name].first < uses[name].last]
+    frames = recording.frames
+    found.indivisible = [
+        step
+        for step in recording.steps
+        if step.key and (step.opaque or (step.opens is not None and frames[step.opens].is_reentrant))
+    ]
+    found.changing = [step for step in recording.steps if step.changed]
+    return found
+
+
+def _alive(analysis: _Analysis, positions: Sequence[int]) -> dict[int, list[int]]:
+    """Each of the ascending `positions` → the values made before and used after it, in their order, without inputs."""
+    found: dict[int, list[int]] = {at: [] for at in positions}
+    inputs = set(analysis.recording.inputs.values())
+    for index, (made, used) in enumerate(zip(analysis.made, analysis.used, strict=True)):
+        if made >= 0 and index not in inputs:
+            for at in positions[bisect_right(positions, made) : bisect_right(positions, used)]:
+                found[at].append(index)
     return found
 
 
@@ -427,11 +458,9 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
     for name, given in recording.inputs.items():
         if analysis.used[given] >= at:
             crossing.append((-1, _crossing(f"input:{name}", (), recording.values[given])))
-    inputs = set(recording.inputs.values())
     alive: list[int] = []
-    for index, value in enumerate(recording.values):
-        if index in inputs or not 0 <= analysis.made[index] < at <= analysis.used[index]:
-            continue
+    for index in analysis.alive[at]:
+        value = recording.values[index]
         if value.shared_in in inside:
             continue
         steps = [step for step in analysis.names[index] if step.ended < at and step.frame in inside]
@@ -447,10 +476,11 @@ def _cut(analysis: _Analysis, behind: Step) -> CutPoint:
         crossing.append((analysis.made[index], _crossing(name, places, value)))
         alive.append(index)
     # In the model's order: the iteration order of sets of names differs between processes.
-    for name, (dtype, num_bytes) in analysis.parameter_specs.items():
-        use = analysis.parameters.get(name)
-        if use is not None and use.first < at <= use.last:
-            crossing.append((-1, Crossing(f"parameter:{name}", (), dtype, num_bytes, has_gradient=True)))
+    crossing.extend(
+        (-1, Crossing(f"parameter:{name}", (), *analysis.parameter_specs[name], has_gradient=True))
+        for name in analysis.tied
+        if analysis.parameters[name].first < at <= analysis.parameters[name].last
+    )
     crossing.sort(key=lambda each: each[0])
     return CutPoint(
         behind.key,
@@ -480,12 +510,9 @@ def _forbidden_frames(analysis: _Analysis, around: Sequence[int], inside: frozen
     for frame in map(recording.frames.__getitem__, around):
         if frame.closed:
             return frame.why_closed
-    for step in recording.steps:
-        if step.key and step.ended < at and step.frame in inside:
-            if step.opaque:
-                return OPAQUE.format(step.label, step.opaque)
-            if step.opens is not None and recording.frames[step.opens].is_reentrant:
-                return REENTRANT.format(step.label)
+    for step in analysis.indivisible:
+        if step.ended < at and step.frame in inside:
+            return OPAQUE.format(step.label, step.opaque) if step.opaque else REENTRANT.format(step.label)
     behind = (analysis.closed_behind[frame] for frame in around if frame in analysis.closed_behind)
     return next((why for since, why in behind if since <= at), "")
 
@@ -495,7 +522,7 @@ def _forbidden_changes(analysis: _Analysis, inside: frozenset[int], at: int, ali
     by_storage: dict[int, list[int]] = {}
     for index in alive:
         by_storage.setdefault(recording.values[index].storage, []).append(index)
-    for step in recording.steps:
+    for step in analysis.changing:
         for changed in step.changed:
             value = recording.values[changed]
             mates = by_storage.get(value.storage, ())
@@ -568,13 +595,19 @@ def weights_kept_together(
     """
     found = [list(cuts) for _, cuts in recordings]
     uses = [_uses(recording) for recording, _ in recordings]
+    orders = [[cut.order for cut in cuts] for _, cuts in recordings]
+    keys = [[cut.key for cut in cuts] for _, cuts in recordings]
+    same = all(each == keys[0] for each in keys)
     for name in parameters:
-        before: set[str] = set()
-        after: set[str] = set()
-        for (_, cuts), spans in zip(recordings, uses, strict=True):
-            if name in spans:
-                before |= {cut.key for cut in cuts if spans[name].first < cut.order}
-                after |= {cut.key for cut in cuts if cut.order <= spans[name].last}
+        spans = [
+            (bisect_right(order, use[name].first), bisect_right(order, use[name].last), own)
+            for use, order, own in zip(uses, orders, keys, strict=True)
+            if name in use
+        ]
+        if same and spans and min(first for first, _, _ in spans) >= max(last for _, last, _ in spans):
+            continue  # used between two cuts only; sets of all cuts for each parameter would take long
+        before = {key for first, _, own in spans for key in own[first:]}
+        after = {key for _, last, own in spans for key in own[:last]}
         both = before & after
         if not both:
             continue
