@@ -33,7 +33,7 @@ help:
 	@echo "make digests   the images that others make, pinned by digest: needs dockerd and a registry in reach"
 	@echo "make fresh-cases   all tests without processes, with cases of property tests that nobody has seen (ten minutes)"
 	@echo "make docs   the documentation as a site in build/docs/site, its links checked (a minute, and pip's the first time)"
-	@echo "make notebooks   the notebooks of examples/notebooks from their first cell to the last (two minutes)"
+	@echo "make notebooks   the notebooks of examples/notebooks from their first cell to the last (some minutes)"
 	@echo "make ui-test   the pages of hetpipe ui in headless Chromium: widths, contrast, keyboard, screenshots in build/ui; needs chromium (two minutes)"
 	@echo "make gpu-test   runs and bits on one GPU; needs one (some minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
@@ -174,7 +174,7 @@ build/notebooks/installed: requirements-notebooks.lock $(STAMP)
 	@touch $@
 
 notebooks: build/notebooks/installed
-	@PYTHONPATH=build/notebooks/packages $(BIN)/python -m tests.examples.notebooks
+	@PYTHONPATH=$(CURDIR)/build/notebooks/packages $(BIN)/python -m tests.examples.notebooks
 
 # In a real browser: neither that nor playwright is installed by make setup.
 ui-test: $(STAMP)

@@ -381,10 +381,11 @@ def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: Ela
         return
     for clock in dict.fromkeys(line.at.clock for line in elastic.moves):
         lines = [line for line in elastic.moves if line.at.clock == clock]
-        if len({line.stages for line in lines}) > 1 or len(lines) < workers.count:
+        present = [vw for vw in range(workers.count + len(elastic.added)) if not elastic.is_absent(vw, clock)]
+        if len({line.stages for line in lines}) > 1 or {line.vw for line in lines} != set(present):
             yield Problem(
                 ("elastic", "script"),
-                f"does not move all {workers.count} virtual workers alike at clock {clock}, but under {sync.kind} all "
+                f"does not move all {len(present)} virtual workers alike at clock {clock}, but under {sync.kind} all "
                 "are cut equally; give one line for each, with the same `stages`",
             )
 
@@ -421,12 +422,14 @@ def _waves_of_the_script(
 
 
 def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: ElasticSection) -> Iterator[Problem]:
-    """Dropped virtual workers require shards, which keep the weights, and one virtual worker must remain."""
-    if elastic.members and not sync.traits.has_shards:
-        yield Problem(
-            ("elastic", "script"),
-            f"drops a virtual worker, but under `{sync.kind}` only the stages hold the weights; use wsp, bsp or asp",
-        )
+    """One virtual worker must remain; without shards, which keep the weights, one that joins takes over another's."""
+    for number, line in enumerate(elastic.script):
+        if isinstance(line, AddLine) and line.devices is None and not sync.traits.has_shards:
+            yield Problem(
+                ("elastic", "script", number),
+                f"adds virtual worker {line.vw}, but under `{sync.kind}` only the stages hold the weights: use wsp, "
+                "bsp or asp, or add another one on the `devices` of one that is dropped at the same clock",
+            )
     if workers.count is None:
         return
     everybody = range(workers.count + len(elastic.added))

@@ -7,7 +7,9 @@ enters every frozen layer, whichever samples these are. A stage whose layers a m
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -20,8 +22,12 @@ from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.frozen_cache import DIGEST_BYTES, FrozenCache, digest_of
 from hetpipe.values.quantities import time_text
+from hetpipe.values.run import CacheUse
 
 _log = get_logger(__name__)
+
+#: Minibatches on which `auto` measures whether keeping pays.
+_TRIALS = 3
 
 #: The unit of a minibatch that no cache knows: layers that it has passed cannot be spared.
 NO_UNIT = bytes(DIGEST_BYTES)
@@ -82,17 +88,6 @@ class Crossed:
     """Whether what it computed is kept."""
 
 
-@dataclass(slots=True)
-class CacheCounts:
-    """Of one stage."""
-
-    read: int = 0
-    """Minibatches whose frozen layers were spared."""
-    computed: int = 0
-    """Minibatches of which it computed frozen layers."""
-    read_bytes: int = 0
-
-
 class FrozenPrefix:
     """The frozen layers of one stage that uses a cache, in one segment after the other."""
 
@@ -116,7 +111,7 @@ class FrozenPrefix:
             clock: for measurements.
         """
         self.cache = cache
-        self.counts = CacheCounts()
+        self._use = CacheUse(0, 0, 0, 0)
         self._mode = mode
         self._nodes = nodes
         self._stage = stage
@@ -127,7 +122,8 @@ class FrozenPrefix:
         self._passes_ahead = 0
         #: The border at which it keeps units; None: another stage does, or it does not pay.
         self._keeps_at: int | None = None
-        self._is_measured = False
+        #: `auto`: what the first minibatches cost.
+        self._measured: list[CacheCosts] = []
         #: Whether its frozen layers compute the same each time; None: not tried yet.
         self._is_repeatable: bool | None = None
 
@@ -138,11 +134,17 @@ class FrozenPrefix:
         self._passes_ahead = passes_ahead(epoch, self._epochs)
         if is_new:
             self._keeps_at = kept_border(self._stage, bounds, self._nodes, frozen_layers)
-            self._is_measured = False
+            self._measured = []
             self._is_repeatable = None
 
     def _epochs_begun(self) -> int | None:
         return None if self._epochs is None else self._epochs - self._passes_ahead - 1
+
+    @property
+    def use(self) -> CacheUse | None:
+        """The stage's use of the cache so far; None if it has had no frozen layers."""
+        used = self.cache.used
+        return replace(self._use, kept_bytes=used.memory + used.disk) if self._bounds else None
 
     @property
     def is_used(self) -> bool:
@@ -181,7 +183,7 @@ class FrozenPrefix:
         unit = found.unit if self._is_repeatable else NO_UNIT
         behind = AtBorder(values, upto, unit, found.seconds + taken)
         kept = self._keep(behind, found.border if read is not None else None)
-        self.counts.computed += 1
+        self._use = replace(self._use, computed=self._use.computed + 1)
         return Crossed(behind, None if read is None else read.border, (found.border, upto), kept=kept)
 
     def _read(self, arrived: AtBorder) -> AtBorder | None:
@@ -190,8 +192,8 @@ class FrozenPrefix:
         for border in readable_borders(self.cache.borders(), arrived.border, self._frozen_layers):
             values = self.cache.read(border, arrived.unit)
             if values is not None:
-                self.counts.read += 1
-                self.counts.read_bytes += sum(value.nbytes for value in values)
+                num_bytes = sum(value.nbytes for value in values)
+                self._use = replace(self._use, reads=self._use.reads + 1, read_bytes=self._use.read_bytes + num_bytes)
                 return AtBorder(values, border, arrived.unit)
         return None
 
@@ -200,10 +202,11 @@ class FrozenPrefix:
         if self._keeps_at is None or behind.unit == NO_UNIT:
             return False
         values = tuple(value.detach().cpu().contiguous() for value in behind.values)
-        if self._mode == "auto" and not self._is_measured:
-            self._is_measured = True
-            if not self._passes_ahead or not self._pays(replace(behind, values=values)):
+        if self._mode == "auto" and len(self._measured) < _TRIALS:
+            if not self._passes_ahead or not self._may_keep(replace(behind, values=values)):
                 self._keeps_at = None
+                return False
+            if len(self._measured) < _TRIALS:
                 return False
         if not self.cache.keep(behind.border, behind.unit, values):
             return False
@@ -211,17 +214,29 @@ class FrozenPrefix:
             self.cache.drop(replaced, behind.unit)
         return True
 
-    def _pays(self, behind: AtBorder) -> bool:
-        """Whether keeping pays, measured on a minibatch, which is kept for it."""
+    def _may_keep(self, behind: AtBorder) -> bool:
+        """Measure one more minibatch, which is kept and dropped again; False if keeping does not pay, after the last.
+
+        A computation that others delay looks slow, so the fastest one counts, and the median of what a cache costs.
+        """
+        unit = os.urandom(DIGEST_BYTES)  # its own may be kept by another virtual worker, and must not be dropped
         started = self._clock.monotonic()
-        is_kept = self.cache.keep(behind.border, behind.unit, behind.values)
+        is_kept = self.cache.keep(behind.border, unit, behind.values)
         kept_at = self._clock.monotonic()
-        read = self.cache.read(behind.border, behind.unit) if is_kept else None
+        read = self.cache.read(behind.border, unit) if is_kept else None
         if read is None:
             return False
         for value in read:  # a mapping alone reads nothing
             value.clone()
-        costs = CacheCosts(behind.seconds, self._clock.monotonic() - kept_at, kept_at - started)
+        self._measured.append(CacheCosts(behind.seconds, self._clock.monotonic() - kept_at, kept_at - started))
+        self.cache.drop(behind.border, unit)
+        if len(self._measured) < _TRIALS:
+            return True
+        costs = CacheCosts(
+            min(each.compute for each in self._measured),
+            median(each.read for each in self._measured),
+            median(each.keep for each in self._measured),
+        )
         found = pays(costs, self._passes_ahead)
         _log.info(
             "frozen_cache_measured",
@@ -232,6 +247,4 @@ class FrozenPrefix:
             passes_ahead=self._passes_ahead,
             keeps=found,
         )
-        if not found:
-            self.cache.drop(behind.border, behind.unit)
         return found

@@ -199,7 +199,7 @@ def _segment(
         oldest = min(worker.clock for worker in workers)
         published = {clock: weights for clock, weights in published.items() if clock >= oldest}
     used = state.used.union(*done)
-    memories = _memories(run, workers, state, barrier)
+    memories, taken = _memories(run, workers, state, barrier), run.taken_over.get(barrier, {})
     is_epoch_over = len(used) == len(run.train)
     return ReferenceState(
         clock=barrier,
@@ -213,7 +213,7 @@ def _segment(
         updates=tuple(memory.updates for memory in memories),
         last_gradients=tuple(memory.last_gradients for memory in memories),
         scales=tuple(
-            next((worker.scale for worker in workers if worker.index == vw), kept)
+            next((worker.scale for worker in workers if worker.index == taken.get(vw, vw)), kept)
             for vw, kept in enumerate(state.scales)
         ),
     )
@@ -233,7 +233,8 @@ def _memories(
         memories[worker.index] = worker.optimizer_memory()
     newest = max(memories[worker.index].updates for worker in workers)
     for vw in set(run.members(barrier)) - {worker.index for worker in workers}:
-        memories[vw] = replace(memories[vw], updates=newest)
+        source = run.taken_over.get(barrier, {}).get(vw, vw)
+        memories[vw] = replace(memories[source], updates=newest)
     return memories
 
 

@@ -43,7 +43,7 @@ from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.values import wire
-from hetpipe.values.ids import AgentId, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.memory import check_patterns
 from hetpipe.values.plan import ModelReport, Plan, VirtualWorkerPlan
 from hetpipe.values.requests import PullHeader, PushHeader, PushReply
@@ -216,7 +216,7 @@ class _Cluster:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
         self._clock = clock_calls(self._shards[0])
-        self._meetings: dict[StageIndex, ReplicaMeeting] = {}
+        self._meetings: dict[tuple[StageIndex, Clock], ReplicaMeeting] = {}
         self._begun: list[Life] = []
         #: The newest of each virtual worker.
         self._lives: dict[VirtualWorkerIndex, Life] = {}
@@ -365,8 +365,11 @@ class _Cluster:
     def _replicas(self, vw: VirtualWorkerIndex, stage: StageIndex) -> Replicas | None:
         if self._run.job.sync.kind != "allreduce":
             return None
-        meeting = self._meetings.setdefault(stage, ReplicaMeeting(self._run.job.num_workers))
-        return InProcessReplicas(meeting, vw, self._run.stall_seconds)
+        return InProcessReplicas(partial(self._meet, stage), vw, self._run.stall_seconds)
+
+    def _meet(self, stage: StageIndex, start: Clock, members: Sequence[VirtualWorkerIndex]) -> ReplicaMeeting:
+        with self._guard:
+            return self._meetings.setdefault((stage, start), ReplicaMeeting(len(members)))
 
     def _shard(self, index: ShardIndex, data: DataSpec) -> JobShard:
         job = self._run.job

@@ -20,7 +20,7 @@ from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.elastic.caching import wants_cache
-from hetpipe.decide.elastic.script import building_line, memory_changes
+from hetpipe.decide.elastic.script import building_line, memory_changes, predecessor
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
@@ -390,8 +390,6 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     checkpoints = store_of(config.run_dir, job.storage)
     if not job.has_shards:
         filled(built.target, code.layers)
-        if wiring.replicas is not None:
-            wiring.replicas.copy_first_(list(built.target.regions))
     parts = StageParts(
         identity=identity,
         sync=sync,
@@ -428,6 +426,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
         run_dir=Path(config.run_dir),
         bounds=config.plan.virtual_workers[config.vw].bounds,
+        predecessor=partial(predecessor, job, config.plan, config.vw),
         prefix=_prefix(job, config, wiring),
         tells_norms=job.freeze.alpha is not None,
     )
