@@ -443,7 +443,7 @@ class _Recorder(Interception):
             self._close(frame.index, CHECKPOINTED)
             self._draws_in_region |= frame.index == 0
             return result
-        if is_number(result):
+        if is_number(result) and is_uniform(function):  # not one index per sample, of which there may be fewer
             note.draw = key
         self._steps.append((self._now(), note))
         return self._drawn_otherwise(draw, key, result)
