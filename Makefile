@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs clean help
+.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,6 +32,8 @@ help:
 	@echo "make e2e-docker   the image and docker-compose.yml for real, each container restarted: needs dockerd and root (a quarter of an hour)"
 	@echo "make digests   the images that others make, pinned by digest: needs dockerd and a registry in reach"
 	@echo "make fresh-cases   all tests without processes, with cases of property tests that nobody has seen (ten minutes)"
+	@echo "make docs   the documentation as a site in build/docs/site, its links checked (a minute, and pip's the first time)"
+	@echo "make notebooks   the notebooks of examples/notebooks from their first cell to the last (some minutes)"
 	@echo "make ui-test   the pages of hetpipe ui in headless Chromium: widths, contrast, keyboard, screenshots in build/ui; needs chromium (two minutes)"
 	@echo "make gpu-test   runs and bits on one GPU; needs one (some minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
@@ -156,6 +158,23 @@ bench-recovery: setup
 
 fresh-cases: setup
 	@$(BIN)/python -m pytest --hypothesis-profile=fresh --numprocesses $(WORKERS) --dist worksteal -m "not processes and not sweep" tests
+
+# In environments of their own: what they need, nothing else does.
+build/docs/installed: requirements-docs.lock
+	@mkdir -p build/docs
+	@test -x build/docs/venv/bin/python || $(PYTHON) -m venv build/docs/venv
+	@PIP_CONSTRAINT=/dev/null build/docs/venv/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps --only-binary=:all: --requirement requirements-docs.lock
+	@touch $@
+
+docs: build/docs/installed
+	@build/docs/venv/bin/python -m tests.docs.site
+
+build/notebooks/installed: requirements-notebooks.lock $(STAMP)
+	@$(PIP) --require-hashes --no-deps --only-binary=:all: --upgrade --target build/notebooks/packages --requirement requirements-notebooks.lock
+	@touch $@
+
+notebooks: build/notebooks/installed
+	@PYTHONPATH=$(CURDIR)/build/notebooks/packages $(BIN)/python -m tests.examples.notebooks
 
 # In a real browser: neither that nor playwright is installed by make setup.
 ui-test: $(STAMP)

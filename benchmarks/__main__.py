@@ -17,6 +17,7 @@ import typer
 from benchmarks import (
     allocation,
     data,
+    frozen_cache,
     gpu,
     host_memory,
     link,
@@ -24,6 +25,7 @@ from benchmarks import (
     memory_search,
     models,
     moves,
+    partitions,
     pipeline,
     planner,
     policies,
@@ -205,10 +207,23 @@ def _memory_search(_: int) -> Mapping[str, Any]:
     return {}
 
 
+def _partitions(_: int) -> Mapping[str, Any]:
+    _say("(u) cuts and policies beside vPipe's Algorithms 1 to 3, random graphs", partitions.of_random_graphs())
+    for name, figures in partitions.of_models():
+        _say(f"    {name} in {partitions.NUM_STAGES} stages, ms of the slowest by forecast", figures)
+    return {}
+
+
 def _moves(_: int) -> Mapping[str, Any]:
     figures = moves.measure()
     _say("(t) layers with 64 MiB of state move between stages of 50 ms", figures)
     return {"barrier with a move / new processes": figures["move / new processes"]}
+
+
+def _frozen_cache(rounds: int) -> Mapping[str, Any]:
+    figures = frozen_cache.measure(rounds)
+    _say("(u) frozen layers, cached where it pays, against computing them in each pass", figures)
+    return {f"auto / off, {name}": found["auto / off"] for name, found in figures.items()}
 
 
 #: Each measures, in so many rounds where it has rounds, prints, and returns its ratios, nested by name; none where its
@@ -230,7 +245,9 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "host-memory": _host_memory,
     "memory-policies": _memory_policies,
     "memory-search": _memory_search,
+    "partitions": _partitions,
     "moves": _moves,
+    "frozen-cache": _frozen_cache,
     "gpu": _gpu,
 }
 

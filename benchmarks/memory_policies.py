@@ -46,8 +46,9 @@ class _Direct(LayerMemory):
         super().__init__(layers)
         self._all = layers
 
-    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed) -> LayersRun:
+    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed, *, first: int = 0) -> LayersRun:
         """See `LayerMemory.run`."""
+        del first
         return LayersRun(run_layers(self._all, weights, values, seed), {}, None)
 
 

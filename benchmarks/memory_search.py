@@ -16,11 +16,12 @@ from typing import Any
 
 from benchmarks.planner import cluster, profile
 from benchmarks.sizes import sized
+from benchmarks.vpipe import algorithm_2
 from hetpipe.decide.planner.costs import Costs, MemoryModel, StagePlace
 from hetpipe.decide.planner.layer_memory import choose_policies, least_bytes
 from hetpipe.decide.planner.policy_cuts import cut_with_policies
 from hetpipe.values.cluster import node_of
-from hetpipe.values.memory import LayerFigures, LayerPolicy, StageFigures, stage_memory
+from hetpipe.values.memory import LayerFigures, StageFigures, stage_memory
 
 NUM_LAYERS = sized(500, 40)
 NUM_STAGES = sized(16, 4)
@@ -197,30 +198,3 @@ def vpipe_ticks(places: Sequence[StagePlace]) -> int | None:
             return None
         longest = max(longest, cost.ticks)
     return longest
-
-
-def algorithm_2(stage: StageFigures, memory_bytes: int) -> list[LayerPolicy]:
-    """Algorithm 2 of vPipe as printed, line by line; `rank` is S, memory that of its equation (1)."""
-    speed = (stage.host_bytes_per_second or 1) / _TICKS_PER_SECOND
-    costs, operations = [], list[LayerPolicy]()
-    for layer in stage.layers:  # lines 2 to 9
-        recomputes = layer.activation_bytes / speed > layer.forward_ticks
-        costs.append(layer.forward_ticks if recomputes else layer.activation_bytes / speed)
-        operations.append("recompute" if recomputes else "swap")
-    gains = [layer.activation_bytes / max(cost, 1e-9) for layer, cost in zip(stage.layers, costs, strict=True)]
-    space = speed * stage.compute_ticks  # lines 10 and 11
-    left = sorted(range(len(gains)), key=gains.__getitem__)
-    policies: list[LayerPolicy] = ["keep" for _ in stage.layers]
-    while space >= 0 and left:  # lines 13 to 16
-        index = left.pop()
-        policies[index] = "swap"
-        space -= stage.in_flight * stage.layers[index].activation_bytes
-    while left and _consumed(stage, policies) > memory_bytes:  # lines 17 to 19
-        index = left.pop()
-        policies[index] = operations[index]
-    return policies
-
-
-def _consumed(stage: StageFigures, policies: Sequence[LayerPolicy]) -> int:
-    default = (layer.activation_bytes for layer, policy in zip(stage.layers, policies, strict=True) if policy == "keep")
-    return stage.fixed_bytes + stage.in_flight * sum(default)

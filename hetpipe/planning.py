@@ -72,7 +72,9 @@ class Plan:
         from rich.console import Console  # slow to import
 
         found = StringIO()
-        command.show_facts(self.planned.facts, Console(file=found, width=_COLUMNS, highlight=False), why=why)
+        # As plain text also in notebooks, which rich would take for a terminal with colours.
+        console = Console(file=found, width=_COLUMNS, highlight=False, color_system=None, force_jupyter=False)
+        command.show_facts(self.planned.facts, console, why=why)
         return found.getvalue().rstrip("\n")
 
     def html(self) -> str:

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, settings
 from tests import pairwise
 
 #: Property tests draw the same cases each time, so that a change fails by its own fault alone. `make fresh-cases` draws
-#: others, and twice as many; what these find becomes an `@example`. None of them fails by the time that it takes: the
-#: machine may be busy.
+#: others, twice as many where a test states no number; what these find becomes an `@example`. None of them fails by the
+#: time that it takes: the machine may be busy.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", _UNTIMED, derandomize=True, max_examples=50)
 settings.register_profile("fresh", _UNTIMED, derandomize=False)

@@ -27,6 +27,17 @@ def mlp64() -> nn.Module:
     return _chain(torch.float64)
 
 
+class AlwaysDrops(nn.Module):
+    """Draws in evaluation mode, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, training=True)
+
+
+def always_dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), AlwaysDrops(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
 def wide32() -> nn.Module:
     """One weight of 256 KiB, which `balanced` cuts as soon as there are two shards."""
     return nn.Sequential(nn.Linear(5, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 3))

@@ -60,9 +60,11 @@ class TestPlan:
         assert plan.samples_per_second == expected.predicted.samples_per_second
         assert (plan.profile, plan.cluster) == (PROFILE, CLUSTER)
 
-    def test_it_can_be_looked_at_and_kept(self) -> None:
+    def test_it_can_be_looked_at_and_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         plan = quick()
+        monkeypatch.setenv("FORCE_COLOR", "1")
         assert str(plan).startswith("vgg-like: ")
+        assert "\x1b" not in plan.text(why="full")
         assert "why this N" not in str(plan)
         assert "why this N" in plan.text(why="full")
         assert "<svg" in plan.html()

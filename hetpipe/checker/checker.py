@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetpipe.checker.events import Apply, Damage, Event, Forward, Memory, Pass, Pull, Staged, Step, Used, Wave
+from hetpipe.checker.crossings import CrossingVerifier
+from hetpipe.checker.events import Apply, Crossed, Damage, Event, Forward, Memory, Pass, Pull, Staged, Step, Used, Wave
 from hetpipe.checker.facts import Facts, Layout, read_facts
 from hetpipe.checker.lanes import LaneVerifier
 from hetpipe.checker.memory import MemoryVerifier
@@ -100,6 +101,7 @@ class _Verifiers:
         self._versions = VersionVerifier(timeline, findings)
         self._lanes = LaneVerifier(facts, timeline, findings)
         self._replicas = ReplicaVerifier(timeline, findings)
+        self._crossings = CrossingVerifier(timeline, findings)
         self._memory = MemoryVerifier(facts, timeline, findings)
         self._shards = ShardVerifier(facts, timeline, findings)
         self._samples = SampleVerifier(facts, timeline, findings)
@@ -123,6 +125,9 @@ class _Verifiers:
         elif isinstance(event, Memory):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._memory.see(event)
+        elif isinstance(event, Crossed):
+            if self._is_known(event, event.vw, event.incarnation, event.stage):
+                self._crossings.see(event)
         elif isinstance(event, Staged):
             if self._is_known(event, event.vw, event.incarnation, event.stage, event.shard):
                 self._shards.see_staged(event)
@@ -143,6 +148,7 @@ class _Verifiers:
             self._versions.finish()
             self._lanes.finish()
             self._replicas.finish()
+            self._crossings.finish()
         self._memory.finish()
         self._shards.finish()
         self._samples.finish()

@@ -97,6 +97,24 @@ class Backward(Pass):
 
 
 @dataclass(frozen=True, slots=True)
+class Crossed(StageEvent):
+    """Minibatch `p` is behind the frozen layers of a stage that uses a cache."""
+
+    cache: str
+    read: int
+    """The layer whose input was read; 0: none."""
+    first: int
+    """The layers [first, last) were computed."""
+    last: int
+    kept: bool
+    """Whether the input of layer `last` is in the cache now."""
+    since: float
+    """Monotonic seconds before the cache was looked up."""
+    unit: str
+    """Digest of what enters the model."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wave(Event):
     """One stage completed a wave; replaces forwards, backwards and steps in a summary history."""
 

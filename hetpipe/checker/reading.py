@@ -21,6 +21,7 @@ from hetpipe.checker.events import (
     Backward,
     Barrier,
     Commit,
+    Crossed,
     Damage,
     Event,
     Evict,
@@ -234,6 +235,31 @@ def _memory(record: Record, origin: Origin) -> Event:
     return Memory(origin, vw, incarnation, stage, p, tuple(policies))
 
 
+def _crossed(record: Record, origin: Origin) -> Event:
+    computed, since = _list(record, "computed"), record.get("since")
+    if len(computed) != len(("first", "last")):
+        raise _MalformedError("computed must be the first layer and the one behind the last")
+    if type(since) is not float:
+        raise _MalformedError(f"since must be a number of seconds, not {since!r}")
+    vw, incarnation, stage, p = _counts(record, _STAGE_KEYS)
+    read, kept = _counts(record, ("read", "kept"))
+    cache, unit = _text(record, "cache"), _text(record, "unit")
+    return Crossed(
+        origin,
+        vw,
+        incarnation,
+        stage,
+        p,
+        cache,
+        read,
+        computed[0],
+        computed[1],
+        kept=bool(kept),
+        since=since,
+        unit=unit,
+    )
+
+
 def _norms(record: Record, origin: Origin) -> Event:
     layers, squares = _list(record, "layers"), record.get("squares")
     if not isinstance(squares, list) or len(squares) != len(layers) or not all(type(s) is float for s in squares):
@@ -276,6 +302,7 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "step": _step(Step, "vw", "incarnation", "stage", "p"),
     "skip": _step(Skip, "vw", "incarnation", "stage", "p", "scale"),
     "memory": _memory,
+    "crossed": _crossed,
     "staged": _staged,
     "commit": _plain(Commit, "vw", "incarnation", "wave", "samples"),
     "apply": _plain(Apply, "shard", "vw", "incarnation", "wave"),

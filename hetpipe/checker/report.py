@@ -64,6 +64,9 @@ class Kind(StrEnum):
     FREEZE = "freeze"  #: F is what the job says at each barrier, never falls, and stands for the model's first layers
     FROZEN_COUNT = "frozen_count"  #: each pass, update and wave carries the F in force
     FROZEN_TRAINED = "frozen_trained"  #: frozen layers have no backward, no update and no staged slice
+    FROZEN_CROSSED = "frozen_crossed"  #: a minibatch crosses each frozen layer once, computed or spared by the cache
+    CACHE_READ = "cache_read"  #: what is read from a cache was kept there before, behind frozen layers
+    CACHED_TWICE = "cached_twice"  #: no minibatch is computed in a frozen layer again while the node's cache has it
     MEMORY_POLICY = "memory_policy"  #: a layer has the memory policy of the script from its moment on, and no other
     SAMPLE_TWICE = "sample_twice"  #: a sample counts once per epoch
     SAMPLE_NEVER = "sample_never"  #: every sample counts in an epoch that ended

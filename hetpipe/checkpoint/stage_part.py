@@ -265,6 +265,27 @@ def restore(config: StageConfig, targets: RestoreTargets, sync: SyncTraits, *, s
         return manifest.progress.clock
 
 
+def take_over(optimizer: Sequence[Path], shared: Sequence[Path], targets: RestoreTargets) -> None:
+    """Load the state that another virtual worker left with, from its parts of the checkpoint of that barrier.
+
+    Args:
+        optimizer: its parts.
+        shared: parts with the shared content, to load as well; empty: not needed.
+        targets: where it goes.
+
+    Raises:
+        CheckpointError: a file is corrupted, or of another model or optimizer.
+    """
+    if shared:
+        reader = CheckpointReader(shared)
+        for name, tensor in targets.weights:
+            copy_exactly(tensor, reader.tensor(f"weights/{name}"), name)
+        for name, tensor in targets.buffers:
+            copy_exactly(tensor, reader.tensor(f"buffers/{name}"), name)
+    names = [*(name for name, _ in targets.weights), LOSS_SCALE]
+    targets.load_optimizer(CheckpointReader(optimizer).optimizer_state(names))
+
+
 def _is_own(config: StageConfig, restore: str, storage: str | None) -> bool:
     """Whether the checkpoint belongs to this run, and not to the one that it resumes."""
     if is_url(restore):

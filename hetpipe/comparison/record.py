@@ -22,6 +22,9 @@ from hetpipe.values.wire import from_json, plain
 
 FILE = "compare.json"
 
+#: Of its format.
+VERSION = 1
+
 
 class TrialState(StrEnum):
     """Outcome of one run of a comparison."""
@@ -131,7 +134,7 @@ class ComparisonFolder:
         """
         key = (record.weights, record.seed)
         self.records = [*(one for one in self.records if (one.weights, one.seed) != key), record]
-        content = plain(Comparison, Comparison(1, name, tuple(self.records)))
+        content = plain(Comparison, Comparison(VERSION, name, tuple(self.records)))
         unfinished = self.path / f".{FILE}.{os.getpid()}"
         try:
             unfinished.write_text(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
@@ -141,8 +144,11 @@ class ComparisonFolder:
 
 
 def _read(path: Path) -> Comparison:
+    sentence = f"{path} is damaged or of another version; name another folder with --run-dir"
     try:
         found: Comparison = from_json(Comparison, path.read_bytes())
     except ProtocolViolation as error:
-        raise UserError(f"{path} is damaged or of another version; name another folder with --run-dir") from error
+        raise UserError(sentence) from error
+    if found.version != VERSION:
+        raise UserError(sentence)
     return found

@@ -14,6 +14,9 @@ from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.freezing import FreezeMode
 from hetpipe.values.problems import shown
 
+#: Whether what enters the first trained layer is cached.
+CacheMode = Literal["auto", "on", "off"]
+
 
 class FreezePoint(Section):
     """Layers that are frozen from the end of a pass over the data on."""
@@ -97,6 +100,16 @@ class FreezeSection(Section):
     """Where a frozen layer would share a parameter with a trained one: fewer layers are frozen, or the parameter is
     frozen in `everywhere` that it is used.
     """
+
+    cache: CacheMode = "auto"
+    """Whether what enters the first trained layer is kept on each node and read in later passes over the data, instead
+    of being computed again: `auto`, where minibatches may come back (not if `data.shuffle` deals the samples anew), and
+    as long as that is faster; `on`, always; or `off`.
+    """
+    cache_memory_bytes: Annotated[int, Field(ge=0)] = Field(default=1 << 30, examples=[4294967296])
+    """Bytes of it on each node in shared memory (`/dev/shm`)."""
+    cache_disk_bytes: Annotated[int, Field(ge=0)] = Field(default=0, examples=[17179869184])
+    """Bytes of it on each node in the folder for temporary files, for what does not fit into memory."""
 
     @property
     def is_used(self) -> bool:

@@ -381,10 +381,11 @@ def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: Ela
         return
     for clock in dict.fromkeys(line.at.clock for line in elastic.moves):
         lines = [line for line in elastic.moves if line.at.clock == clock]
-        if len({line.stages for line in lines}) > 1 or len(lines) < workers.count:
+        present = [vw for vw in range(workers.count + len(elastic.added)) if not elastic.is_absent(vw, clock)]
+        if len({line.stages for line in lines}) > 1 or {line.vw for line in lines} != set(present):
             yield Problem(
                 ("elastic", "script"),
-                f"does not move all {workers.count} virtual workers alike at clock {clock}, but under {sync.kind} all "
+                f"does not move all {len(present)} virtual workers alike at clock {clock}, but under {sync.kind} all "
                 "are cut equally; give one line for each, with the same `stages`",
             )
 
@@ -421,12 +422,14 @@ def _waves_of_the_script(
 
 
 def _members_of_the_script(sync: SyncSection, workers: WorkersSection, elastic: ElasticSection) -> Iterator[Problem]:
-    """Dropped virtual workers require shards, which keep the weights, and one virtual worker must remain."""
-    if elastic.members and not sync.traits.has_shards:
-        yield Problem(
-            ("elastic", "script"),
-            f"drops a virtual worker, but under `{sync.kind}` only the stages hold the weights; use wsp, bsp or asp",
-        )
+    """One virtual worker must remain; without shards, which keep the weights, one that joins takes over another's."""
+    for number, line in enumerate(elastic.script):
+        if isinstance(line, AddLine) and line.devices is None and not sync.traits.has_shards:
+            yield Problem(
+                ("elastic", "script", number),
+                f"adds virtual worker {line.vw}, but under `{sync.kind}` only the stages hold the weights: use wsp, "
+                "bsp or asp, or add another one on the `devices` of one that is dropped at the same clock",
+            )
     if workers.count is None:
         return
     everybody = range(workers.count + len(elastic.added))
@@ -472,6 +475,26 @@ def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) ->
             )
 
 
+def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection, data: DataSection) -> Iterator[Problem]:
+    if freeze.cache != "on":
+        return
+    if not freeze.is_used and not elastic.freezes:
+        yield _cache("is on, but no layer freezes, so that nothing is computed twice; say what freezes, or remove it")
+    if freeze.mode == "train":
+        yield _cache(
+            "is on, but with `freeze.mode: train` frozen layers compute something else each time; remove one of them"
+        )
+    if data.is_shuffled:
+        yield _cache(
+            "is on, but `data.shuffle` deals the samples into other minibatches in each epoch, so that none comes "
+            "back; set `data.shuffle: false`, or a `data.sampler` that shuffles whole minibatches"
+        )
+
+
+def _cache(message: str) -> Problem:
+    return Problem(("freeze", "cache"), message)
+
+
 def _memory_between_barriers(weights: WeightPolicy, elastic: ElasticSection) -> Iterator[Problem]:
     """A recomputation on predicted weights is another computation, which begins at a barrier."""
     if POLICIES[weights].predicts is None:
@@ -515,5 +538,6 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _waves_of_the_script,
     _members_of_the_script,
     _one_decides_what_freezes,
+    _cache_of_constants,
     _memory_between_barriers,
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, UserError
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 
 if TYPE_CHECKING:  # torch.distributed has these names, but only its C++ module has their types
     from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
@@ -24,7 +25,7 @@ else:
 
 
 class DistributedReplicas:
-    """The same stage of all virtual workers, over one process group; see `pipeline.setup.Replicas`."""
+    """The same stage of several virtual workers, over one process group."""
 
     def __init__(self, group: ProcessGroup, who: str) -> None:
         self._group = group
@@ -55,26 +56,62 @@ class DistributedReplicas:
                 tensor.copy_(part.view_as(tensor))
 
 
+class ReplicaGroups:
+    """The same stage of the members of each segment; see `pipeline.setup.Replicas`."""
+
+    def __init__(self, connect: Callable[[Clock, Sequence[VirtualWorkerIndex]], DistributedReplicas]) -> None:
+        """Form groups with `connect`, which takes the start of a segment and its members, at least two."""
+        self._connect = connect
+        self._members: tuple[VirtualWorkerIndex, ...] = ()
+        self._group: DistributedReplicas | None = None
+
+    def regroup(self, start: Clock, members: Sequence[VirtualWorkerIndex]) -> None:
+        """See `Replicas.regroup`."""
+        if tuple(members) == self._members:
+            return
+        self.close()
+        self._group = self._connect(start, members) if len(members) > 1 else None
+        self._members = tuple(members)
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """See `Replicas.sum_`."""
+        if self._group is not None:
+            self._group.sum_(tensors)
+
+    def copy_first_(self, tensors: Sequence[Tensor]) -> None:
+        """See `Replicas.copy_first_`."""
+        if self._group is not None:
+            self._group.copy_first_(tensors)
+
+    def close(self) -> None:
+        """Leave the group, if there is one."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
 def connect_replicas(
     store: Store,
     *,
     stage: int,
     vw: int,
-    num_workers: int,
+    members: Sequence[int],
     host: str,
     device: torch.device,
     stall_seconds: float,
+    start: int = 0,
 ) -> DistributedReplicas:
-    """Join the group of `stage` of all virtual workers; each of them calls this with the same store.
+    """Join the group of `stage` of some virtual workers; each of them calls this with the same store.
 
     Args:
-        store: the rendezvous of virtual worker 0.
+        store: the rendezvous of the first of them.
         stage: own index in the pipeline.
-        vw: own index among the replicas.
-        num_workers: V.
+        vw: own virtual worker.
+        members: the virtual workers, in order.
         host: own address, at which the others reach this process.
         device: device of the gradients.
         stall_seconds: maximum wait for another replica, now and in every call.
+        start: of the segment that it is for.
 
     Raises:
         DeadlineExceeded: another replica did not join in time.
@@ -82,13 +119,13 @@ def connect_replicas(
         UserError: `host` is not an address of this machine.
     """
     who = f"stage {stage} of virtual worker {vw}"
-    shared = PrefixStore(f"replicas/stage-{stage}", store)
+    shared, rank, size = PrefixStore(f"replicas/{start}/stage-{stage}", store), members.index(vw), len(members)
     timeout = timedelta(seconds=stall_seconds)
     began = SYSTEM_CLOCK.monotonic()
     try:
-        if have_own_gpus(shared, vw, num_workers, device, timeout):
-            return DistributedReplicas(_nccl(shared, vw, num_workers, timeout), who)
-        return DistributedReplicas(_gloo(shared, vw, num_workers, timeout, host), who)
+        if have_own_gpus(shared, rank, size, device, timeout):
+            return DistributedReplicas(_nccl(shared, rank, size, timeout), who)
+        return DistributedReplicas(_gloo(shared, rank, size, timeout, host), who)
     except RuntimeError as error:
         elapsed = SYSTEM_CLOCK.monotonic() - began
         raise _lost(error, f"{who} waited {elapsed:.1f} s", "to connect") from error

@@ -74,6 +74,41 @@ class HistoryWriter(Protocol):
             frozen=frozen,
         )
 
+    def crossed(  # noqa: PLR0913 - one for each field of the line
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        cache: str,
+        read: int,
+        computed: Sequence[int],
+        kept: bool,
+        since: float,
+        unit: str,
+    ) -> None:
+        """Minibatch p is behind the frozen layers of a stage that uses a cache.
+
+        `cache` names the cache of its node. What enters layer `read` was read from it, unless that is 0. The layers
+        `computed` [first, last) were computed, none if these are equal, and what enters layer `last` is `kept` in the
+        cache, or not (1, 0). The cache was looked up after `since` (monotonic seconds). `unit` is the digest of what
+        enters the model; of zeros alone: no cache is asked for it. Not in a summary.
+        """
+        self.write(
+            "crossed",
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            p=p,
+            cache=cache,
+            read=read,
+            computed=list(computed),
+            kept=int(kept),
+            since=since,
+            unit=unit,
+        )
+
     def backward(
         self,
         *,
@@ -277,6 +312,22 @@ class SummaryHistory(HistoryWriter):
         """Record the clock."""
         del vw, incarnation, stage, local_through, version, frozen
         self._clocks[p] = clock
+
+    def crossed(  # noqa: PLR0913 - one for each field of the line
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        cache: str,
+        read: int,
+        computed: Sequence[int],
+        kept: bool,
+        since: float,
+        unit: str,
+    ) -> None:
+        """Not in a summary."""
 
     def backward(
         self,

@@ -216,6 +216,12 @@ def _of_stage() -> tuple[Family, ...]:
         counter("idle_seconds", "seconds", "Time without work for any other reason."),
         counter("pushed_bytes", "bytes", "Updates sent to shards."),
         counter("pulled_bytes", "bytes", "Weights received from shards."),
+        counter("cache_reads", "minibatches", "Minibatches read from the cache behind frozen layers by this stage."),
+        counter(
+            "cache_computed", "minibatches", "Minibatches of which this stage computed frozen layers, with a cache."
+        ),
+        counter("cache_read_bytes", "bytes", "Bytes read from the cache behind frozen layers."),
+        gauge("cache_bytes", "bytes", "Bytes of that cache on the node, those of all its stages."),
         gauge("weight_bytes", "bytes", "Peak memory of weight buffers on the device."),
         gauge("activation_bytes", "bytes", "Peak memory of tensors saved by forward passes for backward passes."),
     )

@@ -116,7 +116,7 @@ class BarrierWork:
         own = parts.identity.in_segment(segment)
         joins = own is not None and own.joined
         updates = self._estimated_updates(segment) if joins else optimizer.num_updates
-        values = _buffers(parts) if parts.has_shards or len(segment.members) > 1 else {}
+        values = _buffers(parts) if parts.has_shards or len(segment.present) > 1 else {}
         is_mixed = len({member.joined for member in segment.present}) > 1
         if is_mixed:
             values[_NUM_UPDATES] = torch.tensor([updates])

@@ -34,6 +34,7 @@ from hetpipe.pipeline.chain import (
     ties_in_place,
     weights_in_place,
 )
+from hetpipe.pipeline.frozen_cache import digest_of
 from hetpipe.pipeline.layer_memory import LayerMemory
 from hetpipe.pipeline.modes import enter_evaluation, enter_training
 from hetpipe.pipeline.precision import autocast
@@ -182,14 +183,28 @@ class Emulator:
             Kind.BACKWARD: self._emulation.backward_of(trained, last_layer) + again,
         }
 
-    def stretch(self, kind: Kind, started: float) -> None:
-        """Sleep for the remaining emulated time of a computation that started at `started` (monotonic seconds)."""
+    def seconds_of(self, first_layer: int, last_layer: int, taken: float) -> float:
+        """Emulated seconds of a forward through layers [first_layer, last_layer) that took `taken` seconds."""
+        seconds = taken if self._emulation is None else self._emulation.forward_of(first_layer, last_layer)
+        return seconds * self._device.slowdown
+
+    def stretch(self, kind: Kind, started: float, *, skipped: range = range(0)) -> None:
+        """Sleep for the remaining emulated time of a computation that started at `started` (monotonic seconds).
+
+        Args:
+            kind: what was computed.
+            started: when.
+            skipped: layers whose forward was not computed.
+        """
         device = self._device
         if device.slowdown == 1.0 and device.jitter == 0.0 and not self._profiled_seconds:
             return
         taken = self._clock.monotonic() - started
         factor = device.slowdown * (1.0 + device.jitter * self._random.random())
-        self._clock.sleep(max(0.0, self._profiled_seconds.get(kind, taken) * factor - taken))
+        wanted = self._profiled_seconds.get(kind, taken)
+        if skipped and self._emulation is not None:
+            wanted -= self._emulation.forward_of(skipped.start, skipped.stop)
+        self._clock.sleep(max(0.0, wanted * factor - taken))
 
 
 class StageCompute:
@@ -234,17 +249,57 @@ class StageCompute:
             layer.module.to(device)
         enter_training(self._modes)
 
+    @torch.no_grad()
+    def run_frozen(self, p: Minibatch, values: Values, first: int, last: int) -> Values:
+        """Run the frozen layers [first, last) of the stage on what enters the first of them; keeps no state.
+
+        Args:
+            p: the minibatch.
+            values: the inputs.
+            first, last: indices in the chain.
+        """
+        own = [layer for layer in self._layers if first <= layer.index < last]
+        return run_layers(own, {}, tuple(map(self.to_device, values)), lambda key: self._seed_for(p, key))
+
+    def is_repeatable(self, p: Minibatch, values: Values, first: int, last: int) -> bool:
+        """Whether the frozen layers [first, last) compute the same under other seeds, and write no buffer.
+
+        Args:
+            p: a minibatch.
+            values: the inputs, which stay as they are.
+            first, last: indices in the chain.
+        """
+        own = [layer for layer in self._layers if first <= layer.index < last]
+        buffers = [layer.module.get_buffer(local) for layer in own for local in layer.buffers]
+
+        def run(seeds: int) -> bytes:
+            copies = tuple(value.clone() for value in values)
+            found = self.run_frozen(Minibatch(seeds), copies, first, last)
+            return digest_of(tuple(value.cpu() for value in (*found, *buffers)))
+
+        before = digest_of(tuple(buffer.cpu() for buffer in buffers))
+        one, other = run(p), run(p + 1)
+        return one == other and before == digest_of(tuple(buffer.cpu() for buffer in buffers))
+
     def forward(
-        self, p: Minibatch, weights: Mapping[str, Tensor], values: Values, saving: Remapping | None = None
+        self,
+        p: Minibatch,
+        weights: Mapping[str, Tensor],
+        values: Values,
+        saving: Remapping | None = None,
+        *,
+        first: int = 0,
     ) -> Values:
         """Run minibatch `p`; returns the values for the next stage.
 
         Args:
             p: the minibatch.
             weights: parameter name → leaf that requires a gradient; every trainable parameter of the stage.
-            values: the inputs.
+            values: the inputs of the stage, or of layer `first`.
             saving: a remapping for `weights`, if they are overwritten before the backward; afterwards nothing refers to
                 their memory.
+            first: index in the chain of the first layer to run; layers of the stage before it are frozen, and it has
+                passed them.
         """
         flags = gradient_flags(self._layers, values)
         inputs = tuple(self._leaf(value, flag) for value, flag in zip(values, flags, strict=True))
@@ -252,7 +307,7 @@ class StageCompute:
             found = self._activations.watch(
                 p,
                 inputs,
-                lambda: self.memory.run(weights, inputs, lambda key: self._seed_for(p, key)),
+                lambda: self.memory.run(weights, inputs, lambda key: self._seed_for(p, key), first=first),
                 keep if saving is None else saving.pack,
             )
             outputs = found.values if saving is None else saving.apart(found.values)

@@ -7,6 +7,12 @@ lost before the run starts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hetpipe.checkpoint.layout import LOSS_SCALE, stage_file
+from hetpipe.checkpoint.stage_part import RestoreTargets, take_over
 from hetpipe.decide.sync.log_view import LogView
 from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.errors import CheckpointNotWritten, ProtocolViolation
@@ -15,7 +21,7 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.values.ids import Clock, virtual_workers_text
+from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex, virtual_workers_text
 
 #: Poll interval at the clock shard: the delay before a stage learns that its incarnation ended or its help is needed.
 CALL_SECONDS = 0.5
@@ -50,6 +56,51 @@ class Entry:
         forget_weights(self._parts.layers)
         self._check(segment)
         return segment
+
+    def take_over(self, segment: SegmentRecord) -> None:
+        """Load the state of the virtual worker that this one follows where it joins (plan-versions.md §7).
+
+        Raises:
+            DeadlineExceeded: its parts of the barrier's checkpoint were not written in time.
+            CheckpointError: they are corrupted.
+        """
+        parts = self._parts
+        source = parts.predecessor(segment.start)
+        known = {member.vw: member.num_stages for member in segment.present if not member.joined}
+        if source is None or source not in known or parts.part_writer.remote is not None:
+            return  # it has died before it could leave: the state begins anew, as that of any newcomer
+        folder = parts.part_writer.folder(segment.start)
+
+        def files(vw: VirtualWorkerIndex) -> list[Path]:
+            return [folder / stage_file(vw, StageIndex(stage)) for stage in range(known[vw])]
+
+        optimizer, shared = files(source), [] if parts.has_shards else files(min(known))
+        with self._inbox.condition:
+            while missing := [path.name for path in (*optimizer, *shared) if not path.exists()]:
+                reason = f"{missing[0]} of the checkpoint at clock {segment.start}, whose state it takes over"
+                self._waiter.sleep(reason, for_clock=True, at_most_seconds=_PAUSE_SECONDS)
+        self._waiter.proceed()
+        views = parts.weights.at_barrier.views if shared else {}
+        modules = [(layer.module, layer) for layer in parts.layers]
+
+        def load(state: Mapping[str, Mapping[str, Any]]) -> None:
+            parts.weights.optimizer.load_state(state)
+            if parts.scales is not None:
+                parts.scales.load_state(state.get(LOSS_SCALE, {}))
+
+        targets = RestoreTargets(
+            weights=[
+                (name, views.get(name, m.get_parameter(local)))
+                for m, layer in modules
+                for local, name in layer.parameters.items()
+            ],
+            buffers=[
+                *((name, m.get_parameter(local)) for m, layer in modules for local, name in layer.frozen.items()),
+                *((name, m.get_buffer(local)) for m, layer in modules for local, name in layer.buffers.items()),
+            ],
+            load_optimizer=load,
+        )
+        take_over(optimizer, shared, targets)
 
     def _check(self, segment: SegmentRecord) -> None:
         identity = self._parts.identity

@@ -97,13 +97,14 @@ class LayerMemory:
         self._link = self._host_link if "swap" in policies else None
         assert (self._link is not None) == ("swap" in policies), "nothing is swapped without a link"
 
-    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed) -> LayersRun:
+    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed, *, first: int = 0) -> LayersRun:
         """Run the forward of a minibatch.
 
         Args:
             weights: parameter name → leaf; every trainable parameter of the layers.
-            values: the input of the first layer.
+            values: the input of layer `first`.
             seed: as in `run_layers`; recomputation calls it again.
+            first: index in the chain of the first layer to run; those of the stage before it are not.
 
         Raises:
             CallableError: a layer cannot be recomputed.
@@ -111,7 +112,9 @@ class LayerMemory:
         swapped = self._begun(weights, values)
         ties: Mapping[str, Tensor] | None = None
         for part in self._parts:
-            values = part.run(weights, values, seed, swapped)
+            if part.is_before(first):
+                continue
+            values = part.run(weights, values, seed, swapped, first)
             # Those that a later part uses are of this stage, or among these.
             ties = ties_of(self._layers) if ties is None else ties
         if swapped is not None:
@@ -133,25 +136,43 @@ class LayerMemory:
         return SwappedTensors(self._link, [*weights.values(), *values, *lasting, *present])
 
 
-class _Held:
+class _Part:
+    """Consecutive layers under one memory policy."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+
+    def is_before(self, first: int) -> bool:
+        """Whether all its layers are before layer `first` of the chain."""
+        return self._layers[-1].index < first
+
+    def _from(self, first: int) -> Sequence[Layer]:
+        """Its layers from index `first` of the chain on."""
+        return [layer for layer in self._layers if layer.index >= first]
+
+
+class _Held(_Part):
     """Consecutive layers whose saved tensors are kept, or swapped."""
 
     def __init__(self, layers: Sequence[Layer], *, swaps: bool) -> None:
-        self._layers = layers
+        super().__init__(layers)
         self._swaps = swaps
 
-    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed, swapped: SwappedTensors | None) -> Values:
-        """Run the forward of a minibatch."""
+    def run(
+        self, weights: Mapping[str, Tensor], values: Values, seed: Seed, swapped: SwappedTensors | None, first: int
+    ) -> Values:
+        """Run the forward of a minibatch, from layer `first` of the chain on."""
+        layers = self._from(first)
         if swapped is None:
-            return run_layers(self._layers, weights, values, seed)
+            return run_layers(layers, weights, values, seed)
         outer = current_pack()
         try:
             with saving_with(swapped.swap(outer) if self._swaps else swapped.keep(outer)):
-                return run_layers(self._layers, weights, values, seed)
+                return run_layers(layers, weights, values, seed)
         except RuntimeError as error:
             if not refuses_hooks(error):
                 raise
-            raise _refusal(self._layers) from error
+            raise _refusal(layers) from error
 
 
 def _refusal(layers: Sequence[Layer]) -> CallableError:
@@ -185,7 +206,7 @@ class _Buffer:
         return self.is_touched or (self.copy is not None and not torch.equal(self.copy, self.tensor))
 
 
-class _RecomputedRun:
+class _RecomputedRun(_Part):
     """Consecutive layers that are recomputed together.
 
     The first forward determines which buffers the layers write, and whether they modify their inputs in place. Only
@@ -193,15 +214,21 @@ class _RecomputedRun:
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        self._layers = layers
+        super().__init__(layers)
         self._names = ", ".join(layer.name for layer in layers)
         #: Places of the buffers that a forward writes; None before the first one.
         self._written: frozenset[tuple[int, str]] | None = None
         self._modifies_inputs = True
 
-    def run(self, weights: Mapping[str, Tensor], values: Values, seed: Seed, swapped: SwappedTensors | None) -> Values:
-        """Run the forward of a minibatch; its backward will recompute it. The run's inputs are not swapped."""
+    def run(
+        self, weights: Mapping[str, Tensor], values: Values, seed: Seed, swapped: SwappedTensors | None, first: int
+    ) -> Values:
+        """Run the forward of a minibatch, from layer `first` on; its backward will recompute it.
+
+        The run's inputs are not swapped.
+        """
         del swapped
+        layers = self._from(first)
         found: list[_Buffer] | None = None
 
         def compute(*given: Tensor) -> Values:
@@ -209,11 +236,11 @@ class _RecomputedRun:
             if found is not None:
                 inputs = tuple(value.detach().requires_grad_(value.requires_grad) for value in given)
                 with self._in_place(found), hooks_unwatched():
-                    return run_layers(self._layers, weights, self._own(inputs), seed)
+                    return run_layers(layers, weights, self._own(inputs), seed)
             before, own = self._buffers(), self._own(given)
             versions = [version_of(value) for value in own]
             with hooks_unwatched():
-                outputs = run_layers(self._layers, weights, own, seed)
+                outputs = run_layers(layers, weights, own, seed)
             self._examine(before, is_modified=versions != [version_of(value) for value in own])
             found = [buffer for buffer in before if self._is_written(buffer)]
             return outputs

@@ -141,6 +141,8 @@ class StageRunner:
         member = self._parts.identity.in_segment(segment)
         if member is not None:
             self._change_waves(segment.start, member)
+            if member.joined and segment.reasons:
+                self._entry.take_over(segment)
         if not leaves:
             self._take_weights(segment.start)
         if segment.reasons:
@@ -151,7 +153,22 @@ class StageRunner:
         if member is not None:
             self._mover.move(segment, member)
             self._parts.plan_version = member.version
+            self._form_group(segment)
+            if self._parts.prefix is not None and segment.frozen_layers:
+                epoch = self._parts.synchroniser.progress().epoch
+                self._parts.prefix.begin(self._parts.bounds, segment.frozen_layers, epoch)
         return False
+
+    def _form_group(self, segment: SegmentRecord) -> None:
+        """Average gradients with the members of the segment from here on, if replicas do; all start from one's weights.
+
+        That comes last at a barrier: before, members have written what a newcomer waits for.
+        """
+        replicas = self._parts.replicas
+        if replicas is not None:
+            replicas.regroup(segment.start, [member.vw for member in segment.members])
+            if not segment.reasons:
+                replicas.copy_first_(list(self._parts.weights.at_barrier.regions))
 
     def _change_waves(self, start: Clock, member: SegmentMember) -> None:
         """Number the minibatches of the segment from `start` on by the N and the origin of its record."""
@@ -175,6 +192,7 @@ class StageRunner:
             loss_scale=None if scales is None else float(1 << scales.newest.exponent),
             skipped_updates=0 if scales is None else scales.skipped_updates,
             memory=parts.compute.memory.policies,
+            cache=None if parts.prefix is None else parts.prefix.use,
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------

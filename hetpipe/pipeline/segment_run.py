@@ -27,6 +27,7 @@ from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.clock_use import ClockUse
 from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
+from hetpipe.pipeline.frozen_prefix import AtBorder, Crossed, FrozenLayers, FrozenPrefix
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.reading import Request
 from hetpipe.pipeline.remapping import Remapping
@@ -52,6 +53,23 @@ class _InFlight:
     """Of the scale of its loss."""
     weight: int = 0
     """In means over several; last stage only, which tells the others with the gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FrozenLayers(FrozenLayers):
+    """The frozen layers of a stage, for one minibatch."""
+
+    parts: StageParts
+    p: Minibatch
+
+    def run(self, values: Values, first: int, last: int) -> Values:
+        return self.parts.compute.run_frozen(self.p, values, first, last)
+
+    def is_repeatable(self, values: Values, first: int, last: int) -> bool:
+        return self.parts.compute.is_repeatable(self.p, values, first, last)
+
+    def seconds_of(self, first: int, last: int, taken: float) -> float:
+        return self.parts.emulator.seconds_of(first, last, taken)
 
 
 class SegmentRun:
@@ -304,11 +322,11 @@ class SegmentRun:
         )
         started = parts.clock.monotonic()
         with parts.guard:
-            outputs = self._compute_forward(p, version, values)
+            outputs, skipped = self._compute_forward(p, version, values)
         parts.weights.forwarded(p)
         if not identity.is_last:  # there the backward follows at once
             parts.compute.finish()
-        parts.emulator.stretch(Kind.FORWARD, started)
+        parts.emulator.stretch(Kind.FORWARD, started, skipped=skipped)
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
             frame = Frame(
@@ -330,18 +348,22 @@ class SegmentRun:
             )
             _log.info("memory_policies", minibatch=own, policies=policies_text(policies, first) or "keep")
 
-    def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> Values:
-        """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss."""
+    def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> tuple[Values, range]:
+        """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss.
+
+        Returns:
+            What is sent to the next stage, and the layers that the cache has spared.
+        """
         parts, identity = self._parts, self._parts.identity
         if not self._reads:
             return self._run_layers(p, version, values)
         # An evaluation in between may have taken the place of what was read.
         self._waiter.wait_until(parts.reader.is_ready, lambda: parts.reader.reason)
         batch = parts.reader.take(self._request(p))
-        outputs = self._run_layers(p, version, batch.inputs if identity.is_first else values)
+        outputs, skipped = self._run_layers(p, version, batch.inputs if identity.is_first else values)
         if identity.is_last:
             self._compute_loss(p, outputs, batch)
-        return outputs
+        return outputs, skipped
 
     def _request(self, p: Minibatch) -> Request:
         return Request(p + self._parts.shift, self._blocks[p - self._start * self._n - 1], epoch=self._epoch)
@@ -387,10 +409,41 @@ class SegmentRun:
             return
         self._tally.loss(p, MinibatchLoss(loss, weight, num_samples, each))
 
-    def _run_layers(self, p: Minibatch, version: Version, values: Values) -> Values:
-        saving = Remapping(version.weights) if self._parts.versions.is_predicting else None
-        with failures_after_cut(f"the forward of minibatch {p + self._parts.shift} on {self._parts.identity}"):
-            return self._parts.compute.forward(p, version.weights, values, saving)
+    def _run_layers(self, p: Minibatch, version: Version, values: Values) -> tuple[Values, range]:
+        parts = self._parts
+        saving = Remapping(version.weights) if parts.versions.is_predicting else None
+        with failures_after_cut(f"the forward of minibatch {p + parts.shift} on {parts.identity}"):
+            if parts.prefix is None or not parts.prefix.is_used:
+                return parts.compute.forward(p, version.weights, values, saving), range(0)
+            crossed = self._cross_frozen(parts.prefix, p, values)
+            behind = crossed.arrived
+            outputs = parts.compute.forward(p, version.weights, behind.values, saving, first=behind.border)
+            own = parts.layers[0].index
+            last = min(behind.border, parts.layers[-1].index + 1)
+            skipped = range(own, last) if crossed.computed[0] == last else range(own, crossed.computed[0])
+            return (*outputs, behind.note()) if parts.prefix.sends_note else outputs, skipped
+
+    def _cross_frozen(self, prefix: FrozenPrefix, p: Minibatch, values: Values) -> Crossed:
+        """Take minibatch `p` past the frozen layers of this stage, which its cache may spare."""
+        parts, identity = self._parts, self._parts.identity
+        since = parts.clock.monotonic()
+        crossed = prefix.cross(
+            prefix.entered(values) if identity.is_first else AtBorder.of(values),
+            _FrozenLayers(parts, p),
+        )
+        parts.history.crossed(
+            vw=identity.vw,
+            incarnation=identity.incarnation,
+            stage=identity.stage,
+            p=p + parts.shift,
+            cache=prefix.cache.name,
+            read=crossed.read_at or 0,
+            computed=crossed.computed,
+            kept=crossed.kept,
+            since=since,
+            unit=crossed.arrived.unit.hex(),
+        )
+        return crossed
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:

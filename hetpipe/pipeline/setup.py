@@ -23,9 +23,10 @@ from hetpipe.observe.timeline import TimelineWriter
 from hetpipe.pipeline.callables import LossFunction, MapDataset, MinibatchWeight, WeightedLosses
 from hetpipe.pipeline.chain import Layer
 from hetpipe.pipeline.compute import Emulator, StageCompute
+from hetpipe.pipeline.frozen_prefix import FrozenPrefix
 from hetpipe.pipeline.reading import DataReader
 from hetpipe.pipeline.synchroniser import Synchroniser
-from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import Schedule
 from hetpipe.values.run import StageReport
 from hetpipe.values.sync import DataSpec, SyncSpec
@@ -44,8 +45,16 @@ class Replicas(Protocol):
         """
         ...
 
+    def regroup(self, start: Clock, members: Sequence[VirtualWorkerIndex]) -> None:
+        """Form the group of the segment from `start` on, of these virtual workers; no effect if they form it already.
+
+        Raises:
+            DeadlineExceeded, PeerUnreachable: another replica did not join in time, or was lost.
+        """
+        ...
+
     def copy_first_(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast: replace each tensor by that of replica 0.
+        """Broadcast: replace each tensor by that of the first replica.
 
         Raises:
             DeadlineExceeded: another replica did not take part in time.
@@ -182,6 +191,10 @@ class StageParts:
     """F: frozen layers with trainable parameters in the current segment (freezing.md)."""
     frozen_layers: int = 0
     """The leading layers of the chain that are frozen."""
+    predecessor: Callable[[Clock], VirtualWorkerIndex | None] = lambda _clock: None
+    """The virtual worker whose state this one takes over where it joins at a clock; None: it has its own."""
+    prefix: FrozenPrefix | None = None
+    """Its frozen layers, where what enters the layer behind them is cached; None: they compute it each time."""
     tells_norms: bool = False
     """Whether the norms of its gradients decide what freezes, so that they go to the clock shard with each wave."""
 

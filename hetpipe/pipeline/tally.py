@@ -13,7 +13,7 @@ from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, Minibatch
 from hetpipe.values.memory import LayerPolicy
-from hetpipe.values.run import StageProgress, StageReport
+from hetpipe.values.run import CacheUse, StageProgress, StageReport
 
 #: Interval of reports.
 REPORT_SECONDS = 1.0
@@ -30,6 +30,7 @@ class Figures:
     loss_scale: float | None = None
     skipped_updates: int = 0
     memory: tuple[LayerPolicy, ...] = ()
+    cache: CacheUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,5 +188,6 @@ class Tally:
                 loss_scale=figures.loss_scale,
                 skipped_updates=figures.skipped_updates,
                 memory=figures.memory,
+                cache=figures.cache,
             )
         )

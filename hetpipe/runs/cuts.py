@@ -1,4 +1,4 @@
-"""How the virtual workers of a run have been cut over time, and how fast each cut was (plan-versions.md §6).
+"""How the virtual workers of a run have been cut over time, who trained, and how fast that was (plan-versions.md §6).
 
 Cuts come from the run's plan, from the moves in `decisions.jsonl`, and from the lines of the job's script that the run
 has reached; rates from its metrics. So they are the same while the run trains and after its end.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.metrics import TimedWave, waves_by_worker
@@ -27,12 +27,12 @@ _SCRIPT = "script"
 
 @dataclass(frozen=True, slots=True)
 class CutChange:
-    """Another cut of a virtual worker, from a barrier on."""
+    """Another cut of a virtual worker, from a barrier on; or it leaves or joins there."""
 
     clock: int
     vw: int
     stages: tuple[int, ...]
-    """Layers of each of its stages from there on."""
+    """Layers of each of its stages from there on; empty where it leaves, or joins as it was."""
     by: str
     """What decided it: `script`, `straggler` or `operator`."""
     reason: str = ""
@@ -45,6 +45,8 @@ class CutChange:
     """In its first waves behind the move, likewise."""
     judgement: str = ""
     """What the coordinator has measured of its stages; empty: nothing yet."""
+    do: Literal["move", "drop", "add"] = "move"
+    """The verb of a line of a script: another cut, or it leaves or joins."""
 
     @property
     def measured_gain(self) -> float | None:
@@ -55,6 +57,17 @@ class CutChange:
     def layers_text(self) -> str:
         """Layers of each stage: `3-1`."""
         return "-".join(map(str, self.stages))
+
+    @property
+    def change_text(self) -> str:
+        """`is cut 3-1`, `leaves`, `joins` or `joins, cut 3-1`."""
+        match self.do:
+            case "move":
+                return f"is cut {self.layers_text}"
+            case "drop":
+                return "leaves"
+            case "add":
+                return f"joins, cut {self.layers_text}" if self.stages else "joins"
 
     @property
     def gain_text(self) -> str:
@@ -74,7 +87,7 @@ class CutChange:
     def __str__(self) -> str:
         """`clock 31: virtual worker 1 is cut 4-1, by straggler; 12.1 minibatches/s before, …`."""
         gain = f"; {self.gain_text}" if self.gain_text else ""
-        return f"clock {self.clock}: virtual worker {self.vw} is cut {self.layers_text}, by {self.by}{gain}"
+        return f"clock {self.clock}: virtual worker {self.vw} {self.change_text}, by {self.by}{gain}"
 
 
 def signed_percent(share: float) -> str:
@@ -138,14 +151,19 @@ def cuts_of(
 
 
 def _scripted(job: Mapping[str, Any], reached: int) -> Iterator[CutChange]:
-    """The cuts that the script has made before wave `reached` ended."""
+    """What the script has changed before wave `reached` ended."""
     elastic = job.get("elastic")
     script = elastic.get("script") if isinstance(elastic, Mapping) else None
     for line in script if isinstance(script, list) else ():
         try:
-            clock, stages = line["at"].get("clock"), line.get("stages")
-            if line["do"] in ("move", "add") and stages and clock is not None and clock <= reached:
-                yield CutChange(int(clock), int(line["vw"]), tuple(map(int, stages)), _SCRIPT)
+            clock, do, stages = line["at"].get("clock"), line["do"], tuple(map(int, line.get("stages") or ()))
+            if do not in ("move", "drop", "add") or clock is None or clock > reached:
+                continue
+            is_new = do == "add" and line.get("devices") is not None
+            if do != "move":
+                yield CutChange(int(clock), int(line["vw"]), stages if is_new else (), _SCRIPT, do=do)
+            if stages and not is_new:
+                yield CutChange(int(clock), int(line["vw"]), stages, _SCRIPT)
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
 

@@ -42,6 +42,17 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheTotals:
+    """Use of the caches behind frozen layers, summed over the stages."""
+
+    reads: int = 0
+    """Minibatches read."""
+    computed: int = 0
+    """Minibatches of which stages with a cache have computed frozen layers."""
+    read_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StageResult:
     """The peak memory of one stage, and the final state of its optimizer."""
 
@@ -124,6 +135,7 @@ class TrainResult:
     the evaluations, which are those that led to the weights."""
     frozen: tuple[FrozenSince, ...] = ()
     """The frozen layers, one entry per barrier at which they became more, in order."""
+    cache: CacheTotals = field(default_factory=CacheTotals)
     conditions: tuple[Condition, ...] = ()
     """The conditions of the run, by start time; those without `cleared` held to the end."""
     proof: ProofReport | None = None

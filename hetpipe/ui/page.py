@@ -366,8 +366,8 @@ def _planned(snapshot: RunSnapshot) -> list[WorkerLine]:
     values = {} if snapshot.brief.result is None else snapshot.brief.result.values
     memory = {(one.get("vw"), one.get("stage")): one for one in values.get("stages", ())}
     waiting, clocks, wall = (values.get(key) or {} for key in ("waiting_seconds", "clocks", "wall_seconds"))
-    moves = {cut.vw: cut for cut in snapshot.cuts}
-    versions = Counter(cut.vw for cut in snapshot.cuts)
+    moves = {cut.vw: cut for cut in snapshot.cuts if cut.do == "move"}
+    versions = Counter(cut.vw for cut in snapshot.cuts if cut.do == "move")
     lines = []
     for worker in snapshot.plan.virtual_workers:
         move = moves.get(worker.index)
@@ -466,10 +466,10 @@ class CutRow:
 
 
 def _cuts(snapshot: RunSnapshot) -> list[CutRow]:
-    """How the virtual workers were cut over time; empty where nothing has moved."""
+    """How the virtual workers were cut over time, and who trained; empty where nothing has changed."""
     if snapshot.plan is None or not snapshot.cuts:
         return []
-    moved = {cut.vw for cut in snapshot.cuts}
+    moved = {cut.vw for cut in snapshot.cuts} - {cut.vw for cut in snapshot.cuts if cut.do == "add" and cut.stages}
     plan = [
         CutChange(0, vw.index, layer_counts(vw.bounds), "plan")
         for vw in snapshot.plan.virtual_workers
@@ -479,7 +479,7 @@ def _cuts(snapshot: RunSnapshot) -> list[CutRow]:
         CutRow(
             cut.clock,
             cut.vw,
-            cut.layers_text,
+            cut.layers_text if cut.do == "move" else cut.change_text,
             cut.by,
             _unless_unknown(cut.before, rate),
             _unless_unknown(cut.since, rate),

@@ -75,10 +75,9 @@ class StageFigures:
             return 0
         return -(-2 * swapped_bytes * _TICKS_PER_SECOND // self.host_bytes_per_second)
 
-    def ticks(self, recomputed_ticks: int, swapped_bytes: int) -> int:
-        """Time per minibatch: swaps overlap with computation, and only what exceeds it counts."""
-        computed = self.compute_ticks + recomputed_ticks
-        return max(computed, self.swap_ticks(swapped_bytes)) + self.receive_ticks
+    def ticks(self, computed_ticks: int, swapped_bytes: int) -> int:
+        """Time per minibatch: swaps overlap with all that is computed, and only what exceeds it counts."""
+        return max(computed_ticks, self.swap_ticks(swapped_bytes)) + self.receive_ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,24 +120,29 @@ def stage_memory(stage: StageFigures, policies: Sequence[LayerPolicy]) -> StageM
     A tensor that crosses a layer boundary counts at the layer before it. If that layer is recomputed, it counts at the
     layer behind it: as the input of a run, or of a layer that keeps or swaps it.
     """
-    layers, in_flight, resident = stage.layers, stage.in_flight, stage.resident
-    runs = list(runs_of(policies))
-    swapped = 0
-    kept = sum(in_flight * layers[first].input_bytes for first, _ in runs)
-    if stage.receives and _is_held(policies[0]):
-        kept += in_flight * layers[0].input_bytes
-    for index, (layer, policy) in enumerate(zip(layers, policies, strict=True)):
-        if not _is_held(policy):
-            continue
-        held = layer.activation_bytes
-        if index and not _is_held(policies[index - 1]):
-            held += layer.input_bytes
-        kept += held * (resident if policy == "swap" else in_flight)
-        swapped += held if policy == "swap" else 0
-    peak = max((sum(layer.activation_bytes for layer in layers[first:last]) for first, last in runs), default=0)
-    recomputed = sum(layer.forward_ticks for first, last in runs for layer in layers[first:last])
-    ticks = stage.ticks(recomputed, swapped)
-    return StageMemory(stage.fixed_bytes + kept + peak, ticks, swapped, recomputed)
+    kept = stage.layers[0].input_bytes if stage.receives and _is_held(policies[0]) else 0
+    swapped = run = peak = computed = recomputed = 0
+    was_held = True
+    for layer, policy in zip(stage.layers, policies, strict=True):
+        computed += layer.forward_ticks + layer.backward_ticks
+        held = layer.activation_bytes if was_held else layer.activation_bytes + layer.input_bytes
+        if policy == "keep":
+            kept += held
+            was_held = True
+        elif policy == "swap":
+            swapped += held
+            was_held = True
+        else:
+            if was_held or policy == "recompute-new-run":
+                kept += layer.input_bytes
+                run = 0
+            run += layer.activation_bytes
+            if run > peak:  # noqa: PLR1730 - `max` takes longer, and this is the inner loop of searches
+                peak = run
+            recomputed += layer.forward_ticks
+            was_held = False
+    num_bytes = stage.fixed_bytes + stage.in_flight * kept + stage.resident * swapped + peak
+    return StageMemory(num_bytes, stage.ticks(computed + recomputed, swapped), swapped, recomputed)
 
 
 def canonical(policies: Sequence[LayerPolicy]) -> tuple[LayerPolicy, ...]:

@@ -38,7 +38,7 @@ class Meeting:
     link: str
     """`HOST:PORT` of the previous stage of its virtual worker."""
     replicas: str
-    """`HOST:PORT` of the same stage of virtual worker 0."""
+    """`HOST:PORT` of the same stage of the first member, or of virtual worker 0 before there are any."""
     joined: tuple[StageIndex, ...]
     """Stages of its virtual worker that have joined."""
     makes_weights: bool = False

@@ -153,6 +153,19 @@ class StageReady:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Use of a node's cache by one stage (docs/semantics/caching.md)."""
+
+    reads: Count
+    """Minibatches read from it."""
+    computed: Count
+    """Minibatches of which the stage has computed frozen layers."""
+    read_bytes: Count
+    kept_bytes: Count
+    """That all stages of the node keep."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageProgress:
     """Sent about once a second and at every barrier. All counts are since the start of the process."""
 
@@ -191,6 +204,8 @@ class StageProgress:
     """Updates skipped because a gradient overflowed."""
     memory: tuple[LayerPolicy, ...] = ()
     """Memory policies of the stage's layers; empty if all are kept, and from a stage of an earlier version."""
+    cache: CacheUse | None = None
+    """Of the cache behind frozen layers; None on a stage that does not use it."""
     kind: Literal["progress"] = "progress"
 
 

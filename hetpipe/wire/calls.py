@@ -463,8 +463,8 @@ class JoinRequest:
     link_address: str = ""
     """Address on which it accepts the next stage, HOST:PORT; empty on the last stage, and if reported before."""
     replicas_address: str = ""
-    """Address on which it accepts the same stage of the other virtual workers, HOST:PORT; from virtual worker 0 only,
-    if at all.
+    """Address on which it accepts the same stage of the other virtual workers, HOST:PORT; only from a virtual worker
+    that may be the first of them, if at all.
     """
     only_meets: bool = False
     """The stage is only looking up its neighbours and does not count as joined: nothing may wait for it. Its virtual

@@ -15,6 +15,7 @@ _HELPERS = {
     "__main__",
     "against",
     "alone",
+    "graphs",
     "minimal",
     "model",
     "records",
@@ -22,6 +23,7 @@ _HELPERS = {
     "sleeper",
     "stages",
     "unequal",
+    "vpipe",
 }
 
 

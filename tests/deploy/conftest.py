@@ -9,10 +9,11 @@ import pytest
 
 from tests.deploy.rendered import K8S, NAMESPACE, OVERLAYS, Manifests, Workload, render, workloads_in
 
-WITH_MORE = "multi-node-heterogeneous, monitoring"
+#: Overlays with more components, as users would add them.
+WITH_MORE = ("multi-node-heterogeneous, monitoring", "multi-node-jobset, kueue", "cpu-demo, kueue")
 
 
-@pytest.fixture(scope="session", params=[*OVERLAYS, WITH_MORE])
+@pytest.fixture(scope="session", params=[*OVERLAYS, *WITH_MORE])
 def overlay(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -20,10 +21,10 @@ def overlay(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def manifests(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Manifests:
-    if overlay != WITH_MORE:
+    if overlay not in WITH_MORE:
         return render(K8S / "overlays" / overlay)
     folder = tmp_path_factory.mktemp("more")
-    base, *components = WITH_MORE.split(", ")
+    base, *components = overlay.split(", ")
     paths = [f"overlays/{base}", *(f"components/{component}" for component in components)]
     resource, *added = (os.path.relpath(K8S / path, folder) for path in paths)
     kustomization = {"namespace": NAMESPACE, "resources": [resource], "components": added}

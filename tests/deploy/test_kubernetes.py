@@ -95,12 +95,22 @@ class TestWhatTheServerTakes:
                 "replicatedJobs",
                 "startupPolicy",
                 "successPolicy",
+                "suspend",
             }
             for job in job_set["spec"]["replicatedJobs"]:
                 assert set(job) == {"name", "replicas", "template"}
                 assert set(job["template"]) <= {"metadata", "spec"}
                 alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
                 schemas.validate(alone, VERSIONS[0], strict=True)
+
+    def test_agents_alone_wait_in_a_queue_of_kueue(self, overlay: str, manifests: Manifests) -> None:
+        """Which admits what begins suspended; coordinator and shards wait for agents, and would block their queue."""
+        queued = [one for one in manifests if "kueue.x-k8s.io/queue-name" in one["metadata"].get("labels", {})]
+        suspended = [one for one in manifests if one.get("spec", {}).get("suspend")]
+        assert queued == suspended
+        assert {one["metadata"]["labels"]["app.kubernetes.io/component"] for one in queued} <= {"agent"}
+        kinds = {"multi-node-jobset, kueue": ["JobSet"], "cpu-demo, kueue": ["Job"]}
+        assert [one["kind"] for one in queued] == kinds.get(overlay, [])
 
     def test_names_are_unique_and_in_one_namespace(self, manifests: Manifests) -> None:
         names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "examples" / "README.md",
     *sorted((ROOT / "examples").glob("*/README.md")),
 )
 

@@ -153,9 +153,9 @@ def test_virtual_workers_are_dropped_and_added() -> None:
             "elastic.script[1].vw: is the last virtual worker that trains; keep one",
         ),
         (
-            (member("drop"),),
+            (member("add"),),
             {"sync": {"kind": "allreduce", "minibatches_per_wave": 2}, "weights": "flush"},
-            "elastic.script: drops a virtual worker, but under `allreduce` only the stages hold the weights; use wsp",
+            "elastic.script[0]: adds virtual worker 1, but under `allreduce` only the stages hold the weights: use wsp",
         ),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hetpipe.decide.elastic.caching import wants_cache
 from hetpipe.errors import JobError
 from hetpipe.job.model import Job
 
@@ -20,6 +21,10 @@ LEAST: dict[str, Any] = {
 
 def job(freeze: dict[str, Any], **more: Any) -> Job:
     return Job(**LEAST, freeze=freeze, **more)
+
+
+def reading(freeze: dict[str, Any], **data: Any) -> Job:
+    return Job(**{**LEAST, "data": {**LEAST["data"], **data}}, freeze=freeze)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +88,25 @@ def test_norms_do_not_decide_beside_a_script() -> None:
         job({"every": "epoch", "alpha": "1/3"}, elastic={"script": script})
     with pytest.raises(JobError, match=r"freeze\.schedule: cannot be combined with `elastic\.script`"):
         job({"schedule": [{"epoch": 1, "layers": 1}]}, elastic={"script": script})
+
+
+@pytest.mark.parametrize(
+    ("freeze", "data", "message"),
+    [
+        ({}, {"shuffle": False}, "no layer freezes"),
+        ({"layers": 1, "mode": "train"}, {"shuffle": False}, r"`freeze\.mode: train`"),
+        ({"layers": 1}, {}, r"`data\.shuffle` deals the samples"),
+    ],
+)
+def test_a_cache_that_would_be_of_no_use(freeze: dict[str, Any], data: dict[str, Any], message: str) -> None:
+    """Is rejected if it is on; `auto`, the default, is off."""
+    with pytest.raises(JobError, match=rf"freeze\.cache: is on, but .*{message}"):
+        reading({**freeze, "cache": "on"}, **data)
+    assert not wants_cache(reading(freeze, **data))
+
+
+def test_where_a_cache_is_asked() -> None:
+    assert wants_cache(reading({"layers": 1}, shuffle=False))
+    assert wants_cache(reading({"layers": 1, "cache": "on"}, shuffle=False))
+    assert not wants_cache(reading({"layers": 1, "cache": "off"}, shuffle=False))
+    assert wants_cache(reading({"layers": 1}, sampler="model:in_batches"))

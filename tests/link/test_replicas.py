@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 
 def connect(store: Any, vw: int, num_workers: int, stall_seconds: float, *, stage: int = 2) -> DistributedReplicas:
     return connect_replicas(
-        store, stage=stage, vw=vw, num_workers=num_workers, host=_HOST, device=_CPU, stall_seconds=stall_seconds
+        store, stage=stage, vw=vw, members=range(num_workers), host=_HOST, device=_CPU, stall_seconds=stall_seconds
     )
 
 
@@ -163,7 +163,7 @@ def test_a_replica_that_does_not_call_is_missed_in_time() -> None:
 def test_an_address_of_another_machine(host: str) -> None:
     store, _ = serve_rendezvous(_HOST)
     with pytest.raises(UserError, match=f"cannot use the address {re.escape(host)} .* give an address of this machine"):
-        connect_replicas(store, stage=0, vw=0, num_workers=1, host=host, device=_CPU, stall_seconds=0.3)
+        connect_replicas(store, stage=0, vw=0, members=(0,), host=host, device=_CPU, stall_seconds=0.3)
 
 
 # -- processes: this one is replica 0 --------------------------------------------------------------------------------

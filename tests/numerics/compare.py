@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,6 +182,20 @@ class Case:
             found[at] = tuple(sorted(present))
         return found
 
+    @property
+    def _taken_over(self) -> dict[int, dict[int, int]]:
+        """Clock → worker that the script adds → the one that it drops there, and that had its first device."""
+        ends = [0, *accumulate(len(self.depths[vw]) for vw in range(self.workers))] if self.depths else []
+        owned = {vw: set(range(*ends[vw : vw + 2])) for vw in range(self.workers)}
+        owned |= {vw: set(devices) for _, vw, _, devices in self.added}
+        found: dict[int, dict[int, int]] = {}
+        for at, vw, _, devices in self.added:
+            left = [other for clock, verb, other in self.members if (clock, verb) == (at, "drop")]
+            for other in left:
+                if devices[0] in owned[other]:
+                    found.setdefault(at, {})[vw] = other
+        return found
+
     def reference(self, **changes: Any) -> ReferenceRun:
         values: dict[str, Any] = {
             "model": getattr(models, self.model),
@@ -205,6 +220,7 @@ class Case:
             },
             "waves": dict(self.resized),
             "membership": self._membership,
+            "taken_over": self._taken_over,
             "extra_barriers": (*self.extra_barriers, *(at["clock"] for at, *_ in self.policies if "clock" in at)),
             "sync": self.kind if not self.has_shards else "wsp",
             "accumulate": self.accumulate,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +201,110 @@ def test_who_trains_on_the_devices_of_one_that_does_is_reported(tmp_path: Path) 
     del job["elastic"]["script"][0]
     (tmp_path / "job.json").write_text(json.dumps(job))
     assert "membership" in set(check_run(tmp_path).kinds())
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        # PipeTransformer's own setting: two of four stages become four of two; and these one, which has the mean of
+        # their buffers.
+        Case(
+            kind="allreduce",
+            weights="flush",
+            workers=2,
+            stages=[[1, 1, 1, 1], [1, 1, 1, 1]],
+            wave=4,
+            minibatches=24,
+            optimizer=dict(ADAMW),
+            members=((2, "drop", 0), (2, "drop", 1), *((4, "drop", vw) for vw in range(2, 6))),
+            added=(*((2, 2 + n, (3, 1), (2 * n, 2 * n + 1)) for n in range(4)), (4, 6, (1, 3), (0, 1))),
+            elastic={"keep_global_batch": True},
+            **BATCH_NORM,
+        ),
+        Case(
+            kind="none",
+            weights="vertical",
+            workers=1,
+            stages=[[1, 1, 2]],
+            wave=3,
+            epochs=2,
+            members=((2, "drop", 0), (5, "drop", 1)),
+            added=((2, 1, (1, 3), (1, 2)), (5, 2, (2, 1, 1), (2, 1, 0))),
+            **BATCH_NORM,
+        ),
+    ],
+    ids=["allreduce", "none"],
+)
+def test_without_parameter_servers_others_take_over_the_weights(what: Case, tmp_path: Path) -> None:
+    run(what, tmp_path)
+    shares = {2: (4, 4, 2, 2, 2, 2, 4), 4: (4, 4, 4, 4, 4, 4, 8)}
+    numbers = {"waves": shares} if what.kind == "allreduce" else {}
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(**numbers)))
+
+
+def random_case(seed: int) -> Case:
+    """A random run in which two or three times others, cut differently, take the devices of one that is dropped."""
+    draw = random.Random(seed)
+    kind = draw.choice(["wsp", "wsp", "none", "allreduce"])
+    strict = ["stash", "vertical", "predict", "spectrain", "double_buffer"]
+    weights = draw.choice(["flush", "double_buffer"] if kind == "allreduce" else ["flush", *strict])
+    if kind == "wsp":
+        weights = draw.choice(["wave", weights])
+    num_layers, data = (4, dict(BATCH_NORM)) if draw.random() < 0.3 else (5, {})
+
+    def cut(num_stages: int) -> tuple[int, ...]:
+        places = [0, *sorted(draw.sample(range(1, num_layers), num_stages - 1)), num_layers]
+        return tuple(last - first for first, last in pairwise(places))
+
+    def parts(devices: list[int]) -> list[list[int]]:
+        """Some or all of the devices, for the virtual workers that take them."""
+        if kind == "none":
+            return [draw.sample(devices, draw.randint(1, len(devices)))]
+        size = min(draw.choice([1, 2, len(devices)]), len(devices))
+        return [devices[at : at + size] for at in range(0, len(devices) - size + 1, size)]
+
+    first = parts(list(range(4)))
+    counts = cut(len(first[0]))
+    at_start = [list(counts if kind == "allreduce" else cut(len(devices))) for devices in first]
+    ends = [0, *accumulate(map(len, at_start))]
+    present = {vw: list(range(*ends[vw : vw + 2])) for vw in range(len(first))}
+    members: list[tuple[int, str, int]] = []
+    added: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = []
+    following = len(first)
+    for clock in sorted(draw.sample(range(1, 6), draw.choice([2, 3]))):
+        dropped = sorted(present) if kind == "allreduce" else [draw.choice(sorted(present))]
+        devices = [device for vw in dropped for device in present.pop(vw)]
+        members += [(clock, "drop", vw) for vw in dropped]
+        groups = parts(devices)
+        counts = cut(len(groups[0]))
+        for group in groups:
+            added.append((clock, following, counts if kind == "allreduce" else cut(len(group)), tuple(group)))
+            present[following] = group
+            following += 1
+    return Case(
+        workers=len(first),
+        stages=at_start,
+        wave=4,
+        staleness=draw.choice([0, 1, 4]),
+        minibatches=160 // len(first),
+        optimizer=dict(MOMENTUM if weights == "spectrain" else draw.choice([MOMENTUM, ADAMW])),
+        every_waves=draw.choice([None, 2]),
+        combine=draw.choice(["sum", "mean"]),
+        kind=kind,
+        weights=weights,  # type: ignore[arg-type]
+        max_norm=draw.choice([None, 0.5]),
+        clip="stage" if weights in ("stash", "predict", "spectrain") else draw.choice(["global", "stage"]),
+        servers=draw.choice([1, 2]),
+        members=tuple(members),
+        added=tuple(added),
+        **data,
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(40))
+def test_random_runs_have_the_bits_of_the_reference(seed: int, tmp_path: Path) -> None:
+    """Policies, kinds of synchronization, V, K, D, optimizers, clipping."""
+    what = random_case(seed)
+    run(what, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(what.reference()))

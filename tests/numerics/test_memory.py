@@ -62,10 +62,13 @@ def runs_of_case(case: Case) -> tuple[tuple[int, int], ...]:
 @pytest.mark.parametrize(
     ("weights", "mix", "model", "stages"),
     [
-        *all_pairs(itertools.product(WEIGHT_POLICIES, DENSE, MODELS, (1, 3))),
+        *all_pairs(itertools.product(WEIGHT_POLICIES, DENSE, ("dropout_batch_norm", "normed"), (1, 3))),
         *all_pairs(
-            itertools.product(WEIGHT_POLICIES, [mix for mix in MIXES if mix not in DENSE], MODELS, (1, 3)),
-            by=lambda _weights, mix, _model, stages: (mix, stages),
+            itertools.chain(
+                itertools.product(WEIGHT_POLICIES, [mix for mix in MIXES if mix not in DENSE], MODELS, (3, 1)),
+                itertools.product(WEIGHT_POLICIES, DENSE, ("noisy",), (3, 1)),
+            ),
+            by=lambda _weights, mix, *_: (mix,),
         ),
     ],
 )

@@ -20,7 +20,7 @@ from hetpipe.observe.timeline import Activity, NullTimeline
 from hetpipe.pipeline.setup import Clipping, StageIdentity, StageParts
 from hetpipe.pipeline.tally import Tally
 from hetpipe.pipeline.updates import Updates
-from hetpipe.values.ids import Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import WeightPolicy
 from hetpipe.weights.averaging import GradientsByName
 from tests.support.fake_clock import FakeClock
@@ -383,13 +383,11 @@ def test_an_empty_wave_waits_for_its_norm_like_any_other() -> None:
 
 def test_replicas_make_the_same_update() -> None:
     """Three with 2, 1 and no minibatches, of unequal size: as one process with all of them."""
-    meeting = ReplicaMeeting(3)
-    stages = [
-        Stage(
-            weights="flush", n=2, replicas=InProcessReplicas(meeting, VirtualWorkerIndex(vw), 10.0), clipping=GLOBALLY
-        )
-        for vw in range(3)
-    ]
+    meeting, members = ReplicaMeeting(3), [VirtualWorkerIndex(vw) for vw in range(3)]
+    replicas = [InProcessReplicas(lambda *_: meeting, vw, 10.0) for vw in members]
+    for each in replicas:
+        each.regroup(Clock(0), members)
+    stages = [Stage(weights="flush", n=2, replicas=each, clipping=GLOBALLY) for each in replicas]
 
     def first() -> None:
         stages[0].add(1, [1.0, 2.0], None, 4)

@@ -83,6 +83,31 @@ def test_processes_follow_every_verb_of_a_script(tmp_path: Path) -> None:
     assert_same_bits(trained(train.run_dir), run_reference(what.reference()))
 
 
+def test_replicas_leave_and_join(tmp_path: Path) -> None:
+    """One virtual worker of two stages becomes two of one: they form a group of their own, with its state."""
+    what = Case(
+        kind="allreduce",
+        weights="flush",
+        workers=1,
+        stages=[[2, 2]],
+        wave=4,
+        epochs=3,
+        optimizer=dict(ADAMW),
+        members=((2, "drop", 0),),
+        added=((2, 1, (4,), (0,)), (2, 2, (4,), (1,))),
+        elastic={"keep_global_batch": True},
+        **BATCH_NORM,
+    )
+    job = what.job().model_dump(mode="json")
+    named = ("batch_size", "epochs", "seed", "optimizer", "weights", "workers", "sync", "elastic")
+    values = {"model": "tests.models:" + what.model, "data": {"train": "tests.models:" + what.data}}
+    train = Train(tmp_path, write_job(tmp_path, **values, **{key: job[key] for key in named}))
+    outcome = train.finish(150.0)
+    assert outcome.returncode == 0, outcome.stderr
+    assert check_run(train.run_dir, require_complete=True).ok
+    assert_same_bits(trained(train.run_dir), run_reference(what.reference(waves={2: (4, 2, 2)})))
+
+
 def test_layers_move_as_an_operator_asks(tmp_path: Path) -> None:
     """`hetpipe workers move`; the bits are those of the reference with the moves of `decisions.jsonl`."""
     what = Case(stages=[[2, 2], [2, 2]], epochs=100, optimizer=dict(ADAMW), **BATCH_NORM)

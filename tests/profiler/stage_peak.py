@@ -99,11 +99,17 @@ class _SeenCompute(StageCompute):
         self._live = live
 
     def forward(
-        self, p: Minibatch, weights: Mapping[str, Tensor], values: Values, saving: Remapping | None = None
+        self,
+        p: Minibatch,
+        weights: Mapping[str, Tensor],
+        values: Values,
+        saving: Remapping | None = None,
+        *,
+        first: int = 0,
     ) -> Values:
         """See `StageCompute.forward`."""
         self._live.count(values)
-        return super().forward(p, weights, values, saving)
+        return super().forward(p, weights, values, saving, first=first)
 
     def backward(
         self, p: Minibatch, weights: Mapping[str, Tensor], gradients: Sequence[Tensor | None] | None

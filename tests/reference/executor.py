@@ -199,7 +199,7 @@ def _segment(
         oldest = min(worker.clock for worker in workers)
         published = {clock: weights for clock, weights in published.items() if clock >= oldest}
     used = state.used.union(*done)
-    memories = _memories(run, workers, state, barrier)
+    memories, taken = _memories(run, workers, state, barrier), run.taken_over.get(barrier, {})
     is_epoch_over = len(used) == len(run.train)
     return ReferenceState(
         clock=barrier,
@@ -213,7 +213,7 @@ def _segment(
         updates=tuple(memory.updates for memory in memories),
         last_gradients=tuple(memory.last_gradients for memory in memories),
         scales=tuple(
-            next((worker.scale for worker in workers if worker.index == vw), kept)
+            next((worker.scale for worker in workers if worker.index == taken.get(vw, vw)), kept)
             for vw, kept in enumerate(state.scales)
         ),
     )
@@ -233,7 +233,8 @@ def _memories(
         memories[worker.index] = worker.optimizer_memory()
     newest = max(memories[worker.index].updates for worker in workers)
     for vw in set(run.members(barrier)) - {worker.index for worker in workers}:
-        memories[vw] = replace(memories[vw], updates=newest)
+        source = run.taken_over.get(barrier, {}).get(vw, vw)
+        memories[vw] = replace(memories[source], updates=newest)
     return memories
 
 
@@ -275,13 +276,22 @@ def _factor(run: ReferenceRun, members: Sequence[VirtualWorkerIndex], vw: Virtua
 
 
 def _merged_buffers(buffers: Sequence[Tensors]) -> Tensors:
-    """Floating buffers: their mean, added in the order of the virtual workers, then × 1/V. Others: the maximum."""
+    """Floating buffers: their mean, added in the order of the virtual workers, then × 1/V. Others: the maximum.
+
+    Where all have the same values, these stay as they are.
+    """
+    same = {name for name, tensor in buffers[0].items() if all(torch.equal(own[name], tensor) for own in buffers[1:])}
     merged = dict(buffers[0])
     for own in buffers[1:]:
         for name, tensor in merged.items():
             merged[name] = tensor + own[name] if tensor.is_floating_point() else torch.maximum(tensor, own[name])
     return {
-        name: tensor.mul(1 / len(buffers)) if tensor.is_floating_point() else tensor for name, tensor in merged.items()
+        name: buffers[0][name]
+        if name in same
+        else tensor.mul(1 / len(buffers))
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in merged.items()
     }
 
 

@@ -120,6 +120,8 @@ class ReferenceRun:
     """Clocks of further barriers, to repeat what an unplanned one did to another run."""
     stop_at_clock: int | None = None
     """One more barrier; the run ends there."""
+    taken_over: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """Clock of a barrier → virtual worker that joins there → the one with whose optimizer's state it begins."""
     membership: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Clock of a barrier → the virtual workers that share what comes after it, in order; at the start all do. Who
     leaves keeps its optimizer's state, and may come back with it."""
@@ -198,8 +200,10 @@ def _no_membership(run: ReferenceRun) -> Iterator[str]:
     for clock, members in run.membership.items():
         if not members or list(members) != sorted(set(members)) or not known.issuperset(members):
             yield f"from clock {clock} on the members are {members}; give some of {len(known)}, in order"
-    if run.membership and run.sync != "wsp":
-        yield f"sync is {run.sync}; where virtual workers hold the weights none of them can leave"
+    for clock, taken in run.taken_over.items():
+        joining = set(run.members(clock)) - set(run.members(clock - 1)) if clock else set()
+        if not joining.issuperset(taken) or not set(run.members(max(clock - 1, 0))).issuperset(taken.values()):
+            yield f"at clock {clock} {taken} take states over; who joins there takes that of one who was there"
 
 
 def _contradictions(run: ReferenceRun) -> Iterator[str]:
@@ -219,11 +223,12 @@ def _contradictions(run: ReferenceRun) -> Iterator[str]:
                 f"accumulate is {run.accumulate}; it must divide minibatches_per_wave, {n}, and be 1 under a policy "
                 f"that makes one update per wave, as flush and double_buffer do"
             )
-    if run.sync == "none" and num_workers > 1:
+    present = [run.members(clock) for clock in (0, *run.membership)]
+    if run.sync == "none" and any(len(members) > 1 for members in present):
         yield f"num_virtual_workers is {num_workers}; sync none is for one, use wsp or allreduce"
     if run.sync == "allreduce" and not policy.once_per_wave:
         yield f"weights is {run.weights}; allreduce averages whole waves, use flush or double_buffer"
-    if run.sync == "allreduce" and len(set(stages)) > 1:
+    if run.sync == "allreduce" and stages and any(len({stages[vw] for vw in members}) > 1 for members in present):
         yield f"stages are {stages}; allreduce needs equal replicas"
     if run.max_norm is not None and run.clip == "global" and not policy.clips_globally:
         yield f"clip is global; under {run.weights} the norm over all stages would hold up the pipeline, use stage"

@@ -60,14 +60,26 @@ def test_lines_of_the_script_count_once_they_are_reached(tmp_path: Path) -> None
         {"at": {"clock": 6}, "do": "memory", "vw": 0, "layers": [0], "policy": "recompute"},
         {"at": {"clock": 9}, "do": "add", "vw": 1, "stages": [1, 3]},
         {"at": {"clock": 9}, "do": "drop", "vw": 0},
+        {"at": {"clock": 9}, "do": "add", "vw": 2, "stages": [4], "devices": [0]},
         {"at": {"clock": 40}, "do": "move", "vw": 0, "stages": [2, 2]},
         {"at": 3},
     )
-    found = read_cuts(path)
-    assert [(cut.clock, cut.vw, cut.stages, cut.by) for cut in found] == [
-        (4, 0, (3, 1), "script"),
-        (9, 1, (1, 3), "script"),
+    whole = read_cuts(path)
+    assert [(cut.clock, cut.vw, cut.do, cut.stages, cut.by) for cut in whole] == [
+        (4, 0, "move", (3, 1), "script"),
+        (9, 0, "drop", (), "script"),
+        (9, 1, "add", (), "script"),
+        (9, 1, "move", (1, 3), "script"),
+        (9, 2, "add", (4,), "script"),
     ]
+    said = [str(cut).split(";")[0] for cut in whole[1:]]
+    assert said == [
+        "clock 9: virtual worker 0 leaves, by script",
+        "clock 9: virtual worker 1 joins, by script",
+        "clock 9: virtual worker 1 is cut 1-3, by script",
+        "clock 9: virtual worker 2 joins, cut 4, by script",
+    ]
+    found = [cut for cut in whole if cut.do == "move"]
     assert all(cut.before == pytest.approx(40.0) and cut.since == pytest.approx(40.0) for cut in found)
 
 

@@ -81,6 +81,7 @@ def test_a_result_keeps_the_promised_keys_and_their_types() -> None:
         "skipped_updates",
         "rewinds",
         "frozen",
+        "cache",
         "conditions",
         "proof",
         "tokens_per_second",

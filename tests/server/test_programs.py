@@ -165,18 +165,16 @@ def programs(*commands: tuple[str, ...]) -> list[subprocess.CompletedProcess[str
     )
 
 
-def test_bad_options_are_one_sentence() -> None:
+def test_bad_options_are_one_sentence_and_help_is_there() -> None:
     quiet = [
         (name, *options, *(() if "--log" in options else ("--log", "/dev/null"))) for name, options, _ in BAD_OPTIONS
     ]
-    for done, (_, _, sentence) in zip(programs(*quiet), BAD_OPTIONS, strict=True):
+    *refused, coordinator, agent = programs(*quiet, ("coordinator", "--help"), ("agent", "--help"))
+    for done, (_, _, sentence) in zip(refused, BAD_OPTIONS, strict=True):
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith(sentence)
         assert done.stderr.count("\n") == 1
-
-
-def test_help_is_there() -> None:
-    for done in programs(("coordinator", "--help"), ("agent", "--help")):
+    for done in (coordinator, agent):
         assert done.returncode == 0
         assert "--exit-with-parent" in done.stdout
 

@@ -9,6 +9,9 @@ torch need (those of CUDA) they pin themselves.
 Sections let the image install a part: `build` makes hetpipe's own wheel, `run` is what it needs besides to run with its
 small extras, `models` is the extra of the same name, `development` is the rest. What needs torch is in the last two, so
 these are installed with `--no-deps`. Source distributions are left out: they would be built by code that no hash pins.
+
+Each group of `[dependency-groups]` is what one target needs besides, and has a hashed lock of its own, which only that
+target installs; packages that both locks have, they have in the same version.
 """
 
 from __future__ import annotations
@@ -137,8 +140,18 @@ class Project:
         return cls({section: tuple(map(Requirement, texts)) for section, texts in wanted.items()})
 
 
+def groups_of(text: str) -> dict[str, tuple[Requirement, ...]]:
+    """The dependency groups of pyproject.toml."""
+    return {name: tuple(map(Requirement, texts)) for name, texts in tomllib.loads(text)["dependency-groups"].items()}
+
+
+def lock_of(group: str) -> str:
+    """The file with the lock of a group."""
+    return f"requirements-{group}.lock"
+
+
 def parse(text: str) -> list[Entry]:
-    """The entries of `requirements.lock`.
+    """The entries of a hashed lock; those of a group have no section.
 
     Raises:
         ValueError: a line is none that `render` writes.
@@ -173,6 +186,17 @@ def render(entries: Iterable[Entry], header: str) -> str:
     for section, members in by_section.items():
         parts += [f"# [{section}] {titles[section]}", *map(str, members)]
     return "\n".join(parts) + "\n"
+
+
+def render_group(entries: Iterable[Entry], group: str) -> str:
+    """The text of the lock of a group."""
+    head = f"""\
+# Tested versions of what make {group} needs besides, with the hashes of every wheel of each release. scripts/lock
+# writes this file from the group {group} of pyproject.toml.
+#
+#   pip install --require-hashes --no-deps --only-binary=:all: --requirement {lock_of(group)}
+#"""
+    return "\n".join([head, *map(str, sorted(entries, key=lambda entry: entry.name))]) + "\n"
 
 
 def version_in(text: str, name: str) -> str:
@@ -234,6 +258,28 @@ def disagreements(project: Project, entries: Sequence[Entry], by_version: Mappin
             if requirement.marker is None or requirement.marker.evaluate({**environment, "extra": ""}):
                 found += _against(requirement, name, versions)
     return found
+
+
+def group_disagreements(
+    group: str, wanted: Iterable[Requirement], entries: Sequence[Entry], main: Sequence[Entry]
+) -> list[str]:
+    """What a dependency group, its lock and `requirements.lock` do not agree in, as sentences.
+
+    Args:
+        group: name.
+        wanted: its requirements.
+        entries: of its lock.
+        main: of `requirements.lock`.
+    """
+    versions = {entry.name: entry.version for entry in entries}
+    found = [f"{entry.name} has no hash" for entry in entries if not entry.hashes]
+    for requirement in wanted:
+        found += _against(requirement, f"pyproject.toml (group {group})", versions)
+    return found + [
+        f"{entry.name} is locked as {entry.version}, and as {versions[entry.name]} for {group}"
+        for entry in main
+        if versions.get(entry.name, entry.version) != entry.version
+    ]
 
 
 def _here() -> Environment:
@@ -354,12 +400,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--upgrade", nargs="*", metavar="NAME", help="take the newest of these packages, or of all; else versions stay"
     )
     options = parser.parse_args(arguments)
-    project = Project.of((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = Project.of(text)
     try:
         if options.check:
             _check(project)
         else:
             _write(project, options.upgrade)
+        for group, wanted in groups_of(text).items():
+            if options.check:
+                _check_group(group, wanted)
+            else:
+                write_group(group, wanted, () if options.upgrade is None else options.upgrade or None)
     except (LockError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -370,6 +422,53 @@ def _check(project: Project) -> None:
     entries = parse((ROOT / LOCK).read_text(encoding="utf-8"))
     if found := disagreements(project, entries, locked_versions()):
         raise LockError("\n".join([*found, f"{LOCK} is not what pyproject.toml wants: run scripts/lock"]))
+
+
+def _check_group(group: str, wanted: Sequence[Requirement]) -> None:
+    entries, main = (parse((ROOT / file).read_text(encoding="utf-8")) for file in (lock_of(group), LOCK))
+    if found := group_disagreements(group, wanted, entries, main):
+        raise LockError("\n".join([*found, f"{lock_of(group)} is not what pyproject.toml wants: run scripts/lock"]))
+
+
+def write_group(group: str, wanted: Sequence[Requirement], upgrade: Sequence[str] | None = ()) -> None:
+    """Resolve a dependency group into its lock, with the versions of `requirements.lock` where it has them.
+
+    Args:
+        group: name.
+        wanted: its requirements.
+        upgrade: packages of which the newest version is taken; None: of all that `requirements.lock` does not have.
+
+    Raises:
+        LockError: they cannot be resolved; the text says why.
+    """
+    path = ROOT / lock_of(group)
+    own = parse(path.read_text(encoding="utf-8")) if path.exists() and upgrade is not None else []
+    main = parse((ROOT / LOCK).read_text(encoding="utf-8"))
+    kept = {entry.name: entry.version for entry in own if entry.name not in set(upgrade or ())}
+    kept |= {entry.name: entry.version for entry in main}
+    resolution, environments = Resolution(), [environment for environment, _ in targets().values()]
+    more: dict[str, Requirement] = {}
+    for _ in range(_MAX_ROUNDS):
+        texts = [*map(str, wanted), *(str(_unconditional(need)) for need in more.values())]
+        resolution.add(_resolve(texts, [f"{name}=={version}" for name, version in kept.items()]))
+        found = closure(wanted, resolution, environments)
+        if not found.missing:
+            break
+        more |= found.missing
+    else:
+        raise LockError(f"{', '.join(found.missing)}: still missing after {_MAX_ROUNDS} rounds")
+    entries = [
+        Entry(
+            name,
+            resolution.versions[name],
+            "",
+            tuple(sorted(_wheels(name, resolution.versions[name]).values())),
+            _marker(name, found),
+        )
+        for name in sorted(found.reached)
+    ]
+    path.write_text(render_group(entries, group), encoding="utf-8")
+    sys.stdout.write(f"wrote {path.name}: {len(entries)} packages\n")
 
 
 def _write(project: Project, upgrade: Sequence[str] | None) -> None:
@@ -423,7 +522,11 @@ def _pins(upgrade: Sequence[str] | None) -> dict[str, str]:
     entries = parse((ROOT / LOCK).read_text(encoding="utf-8"))
     pins: dict[str, str] = {canonicalize_name(entry.name): f"{entry.name}=={entry.version}" for entry in entries}
     pins |= {name: f"{name}=={version}" for name, version in locked_versions().items()}
-    if unknown := {canonicalize_name(name) for name in upgrade or ()} - pins.keys():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    of_groups = {
+        entry.name for group in groups_of(text) for entry in parse((ROOT / lock_of(group)).read_text(encoding="utf-8"))
+    }
+    if unknown := {canonicalize_name(name) for name in upgrade or ()} - pins.keys() - of_groups:
         raise LockError(
             f"{', '.join(sorted(unknown))}: not in the lock; --upgrade alone takes the newest of everything"
         )

@@ -20,6 +20,7 @@ import torch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.elastic.caching import allowed_bytes
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
 from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
@@ -33,6 +34,7 @@ from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_deta
 from hetpipe.observe.metrics import Metrics, MetricsWriter, NullMetrics, metrics_path
 from hetpipe.pipeline import model_file
 from hetpipe.pipeline.compute import Emulator
+from hetpipe.pipeline.frozen_cache import CacheFolders
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Replicas
 from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code
@@ -41,7 +43,7 @@ from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.values import wire
-from hetpipe.values.ids import AgentId, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.memory import check_patterns
 from hetpipe.values.plan import ModelReport, Plan, VirtualWorkerPlan
 from hetpipe.values.requests import PullHeader, PushHeader, PushReply
@@ -82,9 +84,9 @@ class RandomDelays(Emulator):
         super().__init__(DeviceConfig("cpu"), SYSTEM_CLOCK, seed=seed)
         self._longest_seconds = longest_seconds
 
-    def stretch(self, kind: Kind, started: float) -> None:
+    def stretch(self, kind: Kind, started: float, *, skipped: range = range(0)) -> None:
         """Sleep."""
-        del kind, started
+        del kind, started, skipped
         _sleep_sometimes(self._random, self._longest_seconds)
 
 
@@ -180,6 +182,14 @@ def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[..., None]
     return and_stop
 
 
+def _cache_folders(job: Job, run_dir: Path) -> CacheFolders:
+    """What an agent of the only node gives to its stages."""
+    folders = CacheFolders(run_dir / "cache", run_dir / "cache-on-disk", allowed_bytes(job))
+    for folder in (folders.memory, folders.disk):
+        folder.mkdir(exist_ok=True)
+    return folders
+
+
 class _Cluster:
     def __init__(self, run: InProcessRun) -> None:
         self._run = run
@@ -192,6 +202,7 @@ class _Cluster:
         self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
         self.result = InProcessResult(self.plan)
         self._guard = threading.RLock()
+        self._cache = _cache_folders(run.job, run.run_dir)
         self._threads: list[threading.Thread] = []
         self._histories: list[History] = []
         data = run.job.data_spec(report.train_samples)
@@ -205,7 +216,7 @@ class _Cluster:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
         self._clock = clock_calls(self._shards[0])
-        self._meetings: dict[StageIndex, ReplicaMeeting] = {}
+        self._meetings: dict[tuple[StageIndex, Clock], ReplicaMeeting] = {}
         self._begun: list[Life] = []
         #: The newest of each virtual worker.
         self._lives: dict[VirtualWorkerIndex, Life] = {}
@@ -354,8 +365,11 @@ class _Cluster:
     def _replicas(self, vw: VirtualWorkerIndex, stage: StageIndex) -> Replicas | None:
         if self._run.job.sync.kind != "allreduce":
             return None
-        meeting = self._meetings.setdefault(stage, ReplicaMeeting(self._run.job.num_workers))
-        return InProcessReplicas(meeting, vw, self._run.stall_seconds)
+        return InProcessReplicas(partial(self._meet, stage), vw, self._run.stall_seconds)
+
+    def _meet(self, stage: StageIndex, start: Clock, members: Sequence[VirtualWorkerIndex]) -> ReplicaMeeting:
+        with self._guard:
+            return self._meetings.setdefault((stage, start), ReplicaMeeting(len(members)))
 
     def _shard(self, index: ShardIndex, data: DataSpec) -> JobShard:
         job = self._run.job
@@ -424,6 +438,7 @@ class _Cluster:
             report=partial(self._hear, life, stage),
             guard=self._guard,
             replicas=self._replicas(vw, stage),
+            cache=self._cache,
             emulator=RandomDelays(seed, run.delay_seconds),
             metrics=self._metrics(vw, stage),
             stall_seconds=run.stall_seconds,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hetpipe.errors import DeadlineExceeded
-from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 
 Tensors = Sequence[Tensor]
 
@@ -48,10 +48,22 @@ class ReplicaMeeting:
 class InProcessReplicas:
     """One virtual worker's end; see `pipeline.setup.Replicas`."""
 
-    def __init__(self, meeting: ReplicaMeeting, vw: VirtualWorkerIndex, stall_seconds: float) -> None:
-        self._meeting = meeting
+    def __init__(
+        self,
+        meet: Callable[[Clock, Sequence[VirtualWorkerIndex]], ReplicaMeeting],
+        vw: VirtualWorkerIndex,
+        stall_seconds: float,
+    ) -> None:
+        self._meet = meet
+        self._meeting: ReplicaMeeting | None = None
+        self._members: tuple[VirtualWorkerIndex, ...] = ()
         self._vw = vw
         self._stall_seconds = stall_seconds
+
+    def regroup(self, start: Clock, members: Sequence[VirtualWorkerIndex]) -> None:
+        """See `Replicas.regroup`."""
+        if tuple(members) != self._members:
+            self._meeting, self._members = self._meet(start, members), tuple(members)
 
     def sum_(self, tensors: Tensors) -> None:
         """See `Replicas.sum_`."""
@@ -62,6 +74,7 @@ class InProcessReplicas:
         self._become(tensors, lambda brought: list(brought[0]))
 
     def _become(self, tensors: Tensors, combine: Callable[[Sequence[Tensors]], list[Tensor]]) -> None:
+        assert self._meeting is not None, "a stage forms its group before it uses it"
         result = self._meeting.exchange(self._vw, tensors, combine, self._stall_seconds)
         for tensor, value in zip(tensors, result, strict=True):
             tensor.copy_(value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetpipe.report.conditions import condition_lines
 from hetpipe.report.text import count, duration, measure, rate, shown_path
-from hetpipe.runs.result import StageResult, Staleness, TrainResult
+from hetpipe.runs.result import CacheTotals, StageResult, Staleness, TrainResult
 from hetpipe.runs.training import RunEnd
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import JobState
@@ -22,6 +22,7 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     lines = [_speed(end.state, end.result), *_quality(end.result), *_memory(end.result.stages)]
     lines += _deaths(end.result.deaths)
     lines += _skipped(end.result.skipped_updates)
+    lines += _cached(end.result.cache)
     lines.append(_promises(end.result.staleness, where))
     if end.forecast is not None:
         lines.append(_compared(end.forecast, end.result.samples_per_second))
@@ -101,6 +102,13 @@ def _skipped(skipped: Mapping[int, int]) -> list[str]:
     return [
         f"skipped: {', '.join(found)}, in which a gradient overflowed at the scale of the loss; their samples count"
     ]
+
+
+def _cached(cache: CacheTotals) -> list[str]:
+    if not cache.computed:
+        return []
+    read = f"{count(cache.reads, 'minibatch', 'minibatches')} read ({bytes_text(cache.read_bytes)})"
+    return [f"cached:  {read}, {cache.computed} computed by stages with frozen layers"]
 
 
 def _deaths(deaths: Mapping[int, int]) -> list[str]:

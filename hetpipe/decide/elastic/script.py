@@ -144,6 +144,18 @@ def next_add(job: Job, vw: VirtualWorkerIndex, after: int) -> tuple[int, AddLine
     return next(((number, line) for number, line in adds if line.vw == vw and line.at.clock > after), None)
 
 
+def predecessor(job: Job, plan: Plan, vw: VirtualWorkerIndex, clock: int) -> VirtualWorkerIndex | None:
+    """The virtual worker whose state `vw` takes over, as it leaves where `vw` joins, and had its first device."""
+    if not any(line.vw == vw and line.at.clock == clock for _, line in job.elastic.added):
+        return None
+    first = plan.virtual_workers[vw].stages[0]
+    for change in member_changes(job):
+        places = [(stage.agent, stage.device) for stage in plan.virtual_workers[change.vw].stages]
+        if change.clock == clock and not change.joins and (first.agent, first.device) in places:
+            return change.vw
+    return None
+
+
 def cannot_come(number: int, line: AddLine, cause: str) -> str:
     """Sentence: a virtual worker that the script adds is not there."""
     return (
@@ -192,6 +204,7 @@ def check_script(
             if all(job.elastic.is_absent(worker.index, line.at.clock) for worker in plan.virtual_workers):
                 wrong = f"drops virtual worker {line.vw}, the last one that trains; keep one"
             wrong = wrong or next(run.mistakes_of_shares(line), None) or next(run.shared_devices(line), None)
+            wrong = wrong or next(run.mistakes_of_replicas(line), None)
         if wrong is not None:
             raise PlanError(f"elastic.script[{number}]: {wrong}")
 
@@ -265,6 +278,39 @@ class _ScriptedRun:
                     f"leaves {n} minibatches per wave to virtual worker {worker.index}, but it needs {least} or more; "
                     "use a larger sync.minibatches_per_wave, or remove `keep_global_batch`"
                 )
+
+    def mistakes_of_replicas(self, line: DropLine | AddLine) -> Iterator[str]:
+        """Why those that train from a line on cannot do without parameter servers."""
+        job, clock = self.job, line.at.clock
+        if job.has_shards:
+            return
+        vw = VirtualWorkerIndex(line.vw)
+        if isinstance(line, AddLine) and predecessor(job, self.plan, vw, clock) is None:
+            yield (
+                f"adds virtual worker {vw}, but under `{job.sync.kind}` only the stages hold the weights; drop one "
+                "that has its first device at the same clock"
+            )
+        if isinstance(line, AddLine) and job.storage is not None:
+            yield f"adds virtual worker {vw}, which needs files of the run's folder, but `storage` is set; remove one"
+        present = [worker for worker in self.plan.virtual_workers if not job.elastic.is_absent(worker.index, clock)]
+        cuts = {worker.index: worker.bounds for worker in present}
+        cuts |= {
+            change.vw: change.bounds
+            for change in plan_changes(job)
+            if change.vw in cuts and change.bounds and change.clock <= clock
+        }
+        if len(set(cuts.values())) > 1:
+            yield (
+                f"leaves virtual workers {', '.join(map(str, cuts))} with different cuts from clock {clock} on, but "
+                f"under `{job.sync.kind}` all are cut equally; drop and add all of them there, with the same `stages`"
+            )
+        change = wave_change_at(wave_changes(job), clock)
+        if change is not None and len({change.of(worker.index) for worker in present}) > 1:
+            yield (
+                f"leaves virtual workers {', '.join(map(str, cuts))} with waves of different lengths from clock "
+                f"{clock} on, but under `{job.sync.kind}` all have equal waves; use a number of minibatches that they "
+                "can share"
+            )
 
     def shared_devices(self, line: DropLine | AddLine) -> Iterator[str]:
         """The devices that two virtual workers would have at once from a line's clock on."""

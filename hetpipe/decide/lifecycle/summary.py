@@ -70,6 +70,7 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
     evaluations, which include those before it that led to the weights.
     `eval`: the last evaluation over the whole evaluation data.
     `evaluations`: their number, the best, and a list of all or of some of them (see `EvaluationHistory.listed`).
+    `cache`: use of the caches behind frozen layers, summed over the stages: minibatches read and computed, bytes read.
     `frozen`: the frozen layers, one entry per barrier at which they became more.
     `proof`: proof of the model, before training; null if unknown.
     `stages`: those with reports, by virtual worker and stage; peak bytes, and the newest norm and rate.
@@ -111,6 +112,7 @@ def result_object(record: FinishedRun) -> dict[str, Any]:
             "pushed": sum(report.pushed_bytes for report in record.reports.values()),
             "pulled": sum(report.pulled_bytes for report in record.reports.values()),
         },
+        "cache": _cache(record),
         "waiting_seconds": {str(vw): _waiting_seconds(record, vw) for vw in members},
         "idle_seconds": {str(vw): _idle_seconds(record, vw) for vw in members},
         "evaluations": _evaluations(record.evaluations),
@@ -177,6 +179,15 @@ def _last_clock(record: FinishedRun, vw: VirtualWorkerIndex) -> Clock:
     """The final clock of a virtual worker that is not a member at the end."""
     report = _report(record, vw, 0)
     return record.start.clock if report is None else report.clock
+
+
+def _cache(record: FinishedRun) -> dict[str, int]:
+    uses = [report.cache for report in record.reports.values() if report.cache is not None]
+    return {
+        "reads": sum(use.reads for use in uses),
+        "computed": sum(use.computed for use in uses),
+        "read_bytes": sum(use.read_bytes for use in uses),
+    }
 
 
 def _waiting_seconds(record: FinishedRun, vw: VirtualWorkerIndex) -> float:

@@ -171,6 +171,8 @@ class _Search:
         #: Sums over the layers before each position.
         self._sizes = [0, *accumulate(layer.activation_bytes for layer in stage.layers)]
         self._times = [0, *accumulate(layer.forward_ticks for layer in stage.layers)]
+        #: (a, in) of each layer.
+        self._figures = [(layer.activation_bytes, layer.input_bytes) for layer in stage.layers]
         #: Memory of the stage's input, where its first layer is held.
         self._entry = stage.in_flight * stage.layers[0].input_bytes if stage.receives else 0
         #: Sizes that the largest run can have; 0 without any.
@@ -366,21 +368,28 @@ class _Search:
         runs = [(float("inf"), 0)] * num
         #: Ends of runs that can still be the best, nearest first, with what ends there costs less of that begun.
         ends: deque[tuple[float, int]] = deque()
+        hold = after = 0.0
         for position in range(num - 1, -1, -1):
-            layer = stage.layers[position]
-            cost = per_tick * times[position + 1] + recomputed[position + 1]
+            own, entering = self._figures[position]
+            cost = per_tick * times[position + 1] + after
             while ends and ends[0][0] > cost:
                 ends.popleft()
             ends.appendleft((cost, position + 1))
-            while ends and sizes[ends[-1][1]] - sizes[position] > limit:
+            most = sizes[position] + limit
+            while ends and sizes[ends[-1][1]] > most:
                 ends.pop()
-            run = float("inf")
+            hold += per_held * own
+            after = hold + per_held * entering
             if ends:
-                run = per_kept * layer.input_bytes - per_tick * times[position] + ends[-1][0]
-                runs[position] = (run, ends[-1][1])
-            hold = per_held * layer.activation_bytes + held[position + 1]
-            held[position] = min(hold if position else hold + prices.memory * self._entry, run)
-            recomputed[position] = min(hold + per_held * layer.input_bytes, run)
+                least, end = ends[-1]
+                run = per_kept * entering - per_tick * times[position] + least
+                runs[position] = (run, end)
+                if run < hold:  # noqa: PLR1730 - `min` takes half as long again
+                    hold = run
+                if run < after:  # noqa: PLR1730 - likewise
+                    after = run
+            held[position], recomputed[position] = hold, after
+        held[0] = min(held[0] + prices.memory * self._entry, runs[0][0])
         return _Table(held, recomputed, runs)
 
     def _cheapest(self, priced: _Priced) -> tuple[LayerPolicy, ...]:
@@ -390,17 +399,18 @@ class _Search:
             stage.host_bytes_per_second is not None
             and prices.swapped + prices.memory * stage.resident < prices.memory * stage.in_flight
         )
-        position, was_recomputed, found = 0, False, list[LayerPolicy]()
-        while position < len(stage.layers):
+        holds: LayerPolicy = "swap" if swaps else "keep"
+        position, was_recomputed, found, num = 0, False, list[LayerPolicy](), len(stage.layers)
+        while position < num:
             run, end = table.run[position]
-            if run <= table.cost(position, was_recomputed=was_recomputed):
-                found.append("recompute-new-run")
-                found.extend("recompute" for _ in range(end - position - 1))
+            if run <= (table.recomputed if was_recomputed else table.held)[position]:
+                found.append("recompute-new-run" if was_recomputed else "recompute")
+                found += ["recompute"] * (end - position - 1)
                 position, was_recomputed = end, True
             else:
-                found.append("swap" if swaps else "keep")
+                found.append(holds)
                 position, was_recomputed = position + 1, False
-        return canonical(found)
+        return tuple(found)
 
     def _bound(self, goal: _Goal, prices: Prices, cost: float, limit: int) -> float:
         """Lower bound of `goal` for a choice that costs at least `cost` at `prices`."""

@@ -132,9 +132,9 @@ class _Search:
         self._enough_ticks = enough_ticks
         self._places = places
         self._cuts = cuts
-        inputs = _least_inputs(places[0], cuts)
+        sizes = _stage_sizes(places[0], cuts)
         self._bounds = [
-            _PlaceBounds(place, np.array(cuts), inputs, is_last=stage + 1 == len(places))
+            _PlaceBounds(place, np.array(cuts), sizes, is_last=stage + 1 == len(places))
             for stage, place in enumerate(places)
         ]
         self._through = self._times_through()
@@ -255,8 +255,9 @@ class _Search:
             window: all stages that are as fast; None if these are not known: then the cuts stay.
             lower: proven lower bound of the largest stage time.
         """
-        every = sorted({*found, *window.keys(self._ticks + 0.5)}) if window is not None else []
-        is_small = 0 < len(every) <= _MOST_STAGES
+        limit = self._ticks + 0.5
+        is_small = window is not None and window.count(limit) <= _MOST_STAGES
+        every = sorted({*found, *window.keys(limit)}) if window is not None and is_small else []
         chosen: dict[_Key, LayerMemoryPlan | None] = {}
         path: Sequence[_Key] = found
         while wanted := [key for key in path if key not in chosen]:
@@ -329,6 +330,10 @@ class _Window:
         received = receive[np.ix_(self._borders[stage][rows], self._borders[stage + 1][column:])]
         bounds[rows, column:] = np.maximum(bounds[rows, column:], ticks + received)
 
+    def count(self, limit: float) -> int:
+        """Number of stages whose bound is within `limit`."""
+        return sum(int(np.count_nonzero(bounds <= limit)) for bounds in self._bounds)
+
     def keys(self, limit: float) -> Iterator[_Key]:
         """The stages whose bound is within `limit`, first stages first."""
         for stage, bounds in enumerate(self._bounds):
@@ -361,13 +366,13 @@ class _Window:
 class _PlaceBounds:
     """Lower bounds of the time of all stages that one place can have."""
 
-    def __init__(self, place: StagePlace, cuts: _Ints, least_inputs: _Floats, *, is_last: bool) -> None:
+    def __init__(self, place: StagePlace, cuts: _Ints, sizes: _StageSizes, *, is_last: bool) -> None:
         """Prepare the bounds.
 
         Args:
             place: the place.
             cuts: the allowed cuts, with 0 and the end.
-            least_inputs: see `_least_inputs`.
+            sizes: of the stages between them.
             is_last: whether no stage follows.
         """
         layers = place.layers
@@ -384,32 +389,33 @@ class _PlaceBounds:
         arriving = np.array(place.arriving_ticks, dtype=np.float64)[cuts]
         returning = np.array(place.returning_ticks, dtype=np.float64)[cuts]
         #: Transfers, by first and last cut; inf where that is no stage.
-        self.receive = arriving[:, None] + returning[None, :]
-        self.receive[np.tril_indices(len(cuts))] = np.inf
+        self.receive = np.where(sizes.is_stage, arriving[:, None] + returning[None, :], np.inf)
         ends = np.arange(len(cuts)) == len(cuts) - 1
         self.receive[:, ends != is_last] = np.inf
         begins = np.arange(len(cuts)) == 0
         self.receive[begins == place.receives, :] = np.inf
         #: Forward, backward and transfers of each stage; inf where it cannot fit.
         self.times = self.receive + _between(self._compute[cuts], self._compute[cuts])
-        self.times[self._least_bytes(least_inputs) > place.memory_bytes - place.reserve_bytes] = np.inf
+        self.times[self._least_bytes(sizes) > place.memory_bytes - place.reserve_bytes] = np.inf
         swap = 0 if place.host_bytes_per_second is None else place.figures(0, 1).swap_ticks(1)
-        sizes = self._sizes.sum() + self._inputs.sum()
+        every = self._sizes.sum() + self._inputs.sum()
         #: Upper bound of all of them, under any policies.
         self.longest_ticks = float(
-            self._compute[-1] + self._forward.sum() + arriving.max() + returning.max() + sizes * swap
+            self._compute[-1] + self._forward.sum() + arriving.max() + returning.max() + every * swap
         )
 
-    def _least_bytes(self, least_inputs: _Floats) -> _Floats:
+    def _least_bytes(self, sizes: _StageSizes) -> _Floats:
         """Memory of each stage at least: with as many runs as need least, or without any."""
         place, cuts = self._place, self._cuts
         num_held = place.in_flight if place.host_bytes_per_second is None else min(place.in_flight, RESIDENT)
-        sizes = np.maximum(_between(self._total_sizes[cuts], self._total_sizes[cuts]), 0.0)
-        inputs = place.in_flight * least_inputs
-        activations = np.minimum(num_held * sizes, 2 * np.sqrt(inputs * sizes) - (inputs if place.receives else 0.0))
-        entries = place.in_flight * np.append(self._inputs, 0.0)[cuts] if place.receives else np.zeros(len(cuts))
-        fixed = _between(self._weights[cuts], self._weights[cuts])
-        found: _Floats = activations + entries[:, None] + fixed
+        found = sizes.roots * (2 * sqrt(place.in_flight))
+        if place.receives:
+            found -= place.in_flight * sizes.least_inputs
+        np.minimum(num_held * sizes.activations, found, out=found)
+        fixed, entries = self._weights[cuts], np.zeros(len(cuts))
+        if place.receives:
+            entries = place.in_flight * np.append(self._inputs, 0.0)[cuts]
+        found += _between(fixed - entries, fixed)
         return found
 
     def no_less_memory(self, first: int) -> _Bools:
@@ -439,12 +445,13 @@ class _PlaceBounds:
         if place.receives:
             inputs = self._inputs[starts]
             entries = place.in_flight * (inputs - self._inputs[starts.min() : ends.max()].min())
-        fixed = _between(self._weights[starts], self._weights[ends]) + entries[:, None]
         room = place.memory_bytes - place.reserve_bytes
+        least = np.zeros_like(times)
         for prices in self._prices(per_run_byte):
-            bound = self._total(starts, ends, prices, per_run_byte) + prices.memory * (fixed - room)
-            bound += prices.ticks * _between(self._compute[starts], self._compute[ends])
-            np.maximum(times, bound + self.receive[between], out=times)
+            before = self._total(prices, per_run_byte) + prices.memory * self._weights + prices.ticks * self._compute
+            # One difference of sums is the cost of a stage at these prices, less that of the memory that it may use.
+            np.maximum(least, _between(before[starts] - prices.memory * (entries - room), before[ends]), out=least)
+        np.maximum(times, least + self.receive[between], out=times)
         times[times > limit + 0.5] = np.inf  # ticks are whole: less is rounding
         return times
 
@@ -457,16 +464,15 @@ class _PlaceBounds:
         in_flight = self._place.in_flight
         return float(min(in_flight, 2 * sqrt(in_flight * least_input / largest))) if largest else 0.0
 
-    def _total(self, starts: _Ints, ends: _Ints, prices: Prices, per_run_byte: float) -> _Floats:
-        """Least cost of the layers between cuts, each under its cheapest policy."""
+    def _total(self, prices: Prices, per_run_byte: float) -> _Floats:
+        """Least cost of the layers before each position, each under its cheapest policy."""
         place = self._place
         per_byte = prices.memory * place.in_flight
         if place.host_bytes_per_second is not None:
             per_byte = min(per_byte, prices.swapped + prices.memory * min(place.in_flight, RESIDENT))
         held = per_byte * self._sizes
         again = prices.ticks * self._forward + prices.memory * per_run_byte * self._sizes
-        total = _before(np.minimum(held, again))
-        return _between(total[starts], total[ends])
+        return _before(np.minimum(held, again))
 
     def _prices(self, per_run_byte: float) -> Iterator[Prices]:
         """Prices whose bounds are ticks."""
@@ -482,13 +488,29 @@ class _PlaceBounds:
                 yield Prices(share, swapped, float(memory))
 
 
-def _least_inputs(place: StagePlace, cuts: Sequence[int]) -> _Floats:
-    """The least input of any layer between each two cuts, in bytes."""
+@dataclass(frozen=True, slots=True)
+class _StageSizes:
+    """What all possible stages keep, by first and last cut, on whatever device, in bytes."""
+
+    is_stage: _Bools
+    """Whether the last cut is behind the first."""
+    activations: _Floats
+    """Of all layers, for one minibatch."""
+    least_inputs: _Floats
+    """The least input of any layer."""
+    roots: _Floats
+    """Square roots of the products of the two."""
+
+
+def _stage_sizes(place: StagePlace, cuts: Sequence[int]) -> _StageSizes:
     inputs = np.array([layer.input_bytes for layer in place.layers], dtype=np.float64)
-    found = np.zeros((len(cuts), len(cuts)))
+    least = np.zeros((len(cuts), len(cuts)))
     for index, first in enumerate(cuts[:-1]):
-        found[index, index + 1 :] = np.minimum.accumulate(inputs[first:])[np.array(cuts[index + 1 :]) - first - 1]
-    return found
+        least[index, index + 1 :] = np.minimum.accumulate(inputs[first:])[np.array(cuts[index + 1 :]) - first - 1]
+    before = _before(np.array([layer.activation_bytes for layer in place.layers], dtype=np.float64))[list(cuts)]
+    activations = np.maximum(_between(before, before), 0.0)
+    is_stage = ~np.tri(len(cuts), dtype=np.bool_)
+    return _StageSizes(is_stage, activations, least, np.sqrt(least * activations))
 
 
 def _before(values: _Floats) -> _Floats:

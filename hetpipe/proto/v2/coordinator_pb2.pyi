@@ -270,7 +270,7 @@ class StageReady(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., link: _Optional[str] = ...) -> None: ...
 
 class StageProgress(_message.Message):
-    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "losses", "first_losses", "loss_scale", "skipped_updates", "memory")
+    __slots__ = ("minibatches", "samples", "clock", "published", "loss", "first_loss", "waiting_seconds", "idle_seconds", "compute_seconds", "pushed_bytes", "pulled_bytes", "weight_bytes", "activation_bytes", "gradient_norm", "learning_rate", "losses", "first_losses", "loss_scale", "skipped_updates", "memory", "cache")
     class LossesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +305,7 @@ class StageProgress(_message.Message):
     LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_UPDATES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     minibatches: int
     samples: int
     clock: int
@@ -325,7 +326,20 @@ class StageProgress(_message.Message):
     loss_scale: float
     skipped_updates: int
     memory: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ..., memory: _Optional[_Iterable[str]] = ...) -> None: ...
+    cache: CacheUse
+    def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ..., memory: _Optional[_Iterable[str]] = ..., cache: _Optional[_Union[CacheUse, _Mapping]] = ...) -> None: ...
+
+class CacheUse(_message.Message):
+    __slots__ = ("reads", "computed", "read_bytes", "kept_bytes")
+    READS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    reads: int
+    computed: int
+    read_bytes: int
+    kept_bytes: int
+    def __init__(self, reads: _Optional[int] = ..., computed: _Optional[int] = ..., read_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class StageWaiting(_message.Message):
     __slots__ = ("sentence", "seconds")

@@ -35,6 +35,7 @@ from hetpipe.profiler.link_order import LinkAnswer, LinkOrder
 from hetpipe.roots import Roots
 from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.environment import child_environment, missing
+from hetpipe.server.agent.frozen_caches import FrozenCaches
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
 from hetpipe.server.agent.sent_code import OPTION as ACCEPT_CODE
 from hetpipe.server.agent.sent_code import SentCode
@@ -177,6 +178,7 @@ class Children:
         self._started: Counter[ChildKind] = Counter()
         self._exited: Counter[tuple[ChildKind, Outcome]] = Counter()
         self._later_lives = 0
+        self._frozen_caches = FrozenCaches()
 
     @property
     def counts(self) -> ChildCounts:
@@ -359,6 +361,8 @@ class Children:
                 self._exited["stage", _outcome(exit_code)] += 1
                 ordered = key in self._ordered
                 self._ordered.discard(key)
+                if not exit_code and all(other.job_id != key.job_id for other in self._stages):
+                    self._frozen_caches.remove(key.job_id)
                 # Under the lock, so that the report precedes the absence of stages.
                 self._send(ChildExit(key, 0 if child is None else child.pid, exit_code, last_words, ordered=ordered))
 
@@ -437,7 +441,11 @@ class Children:
         """
         device = config.plan.stage(config.vw, config.stage).device
         ports = {name: _port_of(device, first) for name, first in self._first_ports.items()}
-        environment = {**self._environment_of(config.job, f"vw-{config.vw}-stage-{config.stage}"), **ports}
+        environment = {
+            **self._environment_of(config.job, f"vw-{config.vw}-stage-{config.stage}"),
+            **ports,
+            **self._frozen_caches.environment(key.job_id, config.job),
+        }
         if self._certificates is None:
             return environment
         return {**environment, TLS_VARIABLE: str(self._certificates.make(key))}
@@ -455,6 +463,7 @@ class Children:
 
     def stop_job(self, job_id: JobId) -> None:
         """End the children of a job, in the background."""
+        self._frozen_caches.remove(job_id)
         children = self._children(lambda of: of == job_id)
         if children:
             _log.info("ending_children", job=job_id, count=len(children))
@@ -477,6 +486,7 @@ class Children:
     def stop_all(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
         """Terminate all children, with SIGKILL after the grace period; returns when they are gone."""
         end_children(self._children(lambda _: True), grace_seconds=grace_seconds, clock=self._clock)
+        self._frozen_caches.close()
 
     def _children(self, wanted: Callable[[JobId], bool]) -> list[Child]:
         with self._lock:

@@ -7,13 +7,15 @@ order, which excludes cycles of waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from hetpipe.clock import SYSTEM_CLOCK, Clock
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.elastic.script import most_minibatches_per_wave
 from hetpipe.errors import DeadlineExceeded
 from hetpipe.job.file import Job
@@ -22,11 +24,11 @@ from hetpipe.link.choice import LinkChoice, check_replicas, choose_link
 from hetpipe.link.cut import Cut, CutListener
 from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
 from hetpipe.link.policy import Link, LinkLimits
-from hetpipe.link.replicas import DistributedReplicas, connect_replicas
+from hetpipe.link.replicas import DistributedReplicas, ReplicaGroups, connect_replicas
 from hetpipe.observe.log import get_logger
 from hetpipe.server.agent.stage_assembly import STALL_SECONDS, identity_of, requester_of
 from hetpipe.values.cluster import node_of
-from hetpipe.values.ids import StageIndex
+from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.values.requests import Meeting
 from hetpipe.values.run import LinkTime, StageConfig
 from hetpipe.values.sync import SYNC_KINDS
@@ -56,7 +58,7 @@ class Neighbours:
 
     upstream: Link | None
     downstream: Link | None
-    replicas: DistributedReplicas | None
+    replicas: ReplicaGroups | None
     link: LinkChoice | None
     """The kind of the link downstream, after any refusal of memory, and the reason; None on the last stage."""
 
@@ -74,7 +76,7 @@ def meet(
     *,
     tls: Tls | None = None,
     port: int = 0,
-    clock: Clock = SYSTEM_CLOCK,
+    clock: TimeSource = SYSTEM_CLOCK,
 ) -> Neighbours:
     """Join, and connect to all peers.
 
@@ -95,7 +97,7 @@ def meet(
 
 class _StageMeeting:
     def __init__(
-        self, job: Job, config: StageConfig, clock_shard: Calls, tls: Tls | None, port: int, clock: Clock
+        self, job: Job, config: StageConfig, clock_shard: Calls, tls: Tls | None, port: int, clock: TimeSource
     ) -> None:
         self._config = config
         self._identity = identity_of(config)
@@ -106,8 +108,10 @@ class _StageMeeting:
         self._clock = clock
         self._requested = job.link
         self._minibatches_per_wave = most_minibatches_per_wave(job, config.plan.virtual_workers[config.vw])
-        self._num_workers = len(config.plan.virtual_workers)
-        self._has_replicas = SYNC_KINDS[job.sync.kind].averages_gradients and self._num_workers > 1
+        self._workers = [worker.index for worker in config.plan.virtual_workers]
+        self._has_replicas = SYNC_KINDS[job.sync.kind].averages_gradients and len(self._workers) > 1
+        #: Whether a script changes the members, so that each segment has a group of its own.
+        self._has_groups = bool(job.elastic.members)
         self._replicas_host = self._host_for_replicas() if self._has_replicas else ""
 
     def meet(self) -> Neighbours:
@@ -127,7 +131,7 @@ class _StageMeeting:
                 undo.callback(downstream.close)
             if listener is not None and chosen is not None and listener.refusal:
                 chosen = chosen.refused(listener.refusal)
-            replicas = self._meet_replicas(store, meeting.replicas) if self._has_replicas else None
+            replicas = self._meet_replicas(store) if self._has_replicas else None
             undo.pop_all()
         return Neighbours(upstream, downstream, replicas, chosen)
 
@@ -177,27 +181,44 @@ class _StageMeeting:
             UserError: gradients would leave the node unencrypted.
         """
         workers = self._config.plan.virtual_workers
-        same_node = len({node_of(worker.stages[self._identity.stage].device) for worker in workers}) == 1
+        stage = self._identity.stage
+        same_node = len({node_of(each.stages[stage].device) for each in workers if stage < len(each.stages)}) == 1
         tls = self._tls is not None
         check_replicas(self._requested, tls=tls, same_node=same_node)
         return _LOOPBACK if tls and same_node else self._config.host
 
     def _await_replicas(self) -> tuple[TCPStore | None, str]:
-        """Serve the rendezvous of this stage's replicas, in virtual worker 0; returns its address."""
-        if not self._has_replicas or self._identity.vw != 0:
+        """Serve the rendezvous of this stage's replicas, if it may be the first of them; returns its address."""
+        if not self._has_replicas or (self._identity.vw != 0 and not self._has_groups):
             return None, ""
         return serve_rendezvous(self._replicas_host)
 
-    def _meet_replicas(self, served: TCPStore | None, address: str) -> DistributedReplicas:
-        return connect_replicas(
-            served or connect_rendezvous(address, deadline_seconds=MEETING_SECONDS),
-            stage=self._identity.stage,
-            vw=self._identity.vw,
-            num_workers=self._num_workers,
-            host=self._replicas_host,
-            device=torch.device(self._config.device.torch_device),
-            stall_seconds=STALL_SECONDS,
-        )
+    def _meet_replicas(self, served: TCPStore | None) -> ReplicaGroups:
+        """Join the replicas; where members change, each segment's when it begins."""
+
+        def connect(start: Clock, members: Sequence[VirtualWorkerIndex]) -> DistributedReplicas:
+            is_first = members[0] == self._identity.vw
+            assert served is not None or not is_first, "who may be the first serves the rendezvous"
+            return connect_replicas(
+                served if served is not None and is_first else self._rendezvous(),
+                stage=self._identity.stage,
+                vw=self._identity.vw,
+                members=members,
+                host=self._replicas_host,
+                device=torch.device(self._config.device.torch_device),
+                stall_seconds=STALL_SECONDS,
+                start=start,
+            )
+
+        groups = ReplicaGroups(connect)
+        if not self._has_groups:
+            groups.regroup(Clock(0), self._workers)
+        return groups
+
+    def _rendezvous(self) -> TCPStore:
+        """The store of the first replica of the current segment."""
+        meeting = self._clock_shard.invoke(JOIN, JoinRequest(self._own, only_meets=True))
+        return connect_rendezvous(meeting.replicas, deadline_seconds=MEETING_SECONDS)
 
     # -- the clock shard ---------------------------------------------------------------------------------------------
 
@@ -227,6 +248,6 @@ class _StageMeeting:
             return f"stage {identity.stage - 1}"
         if not identity.is_last and identity.stage + 1 not in meeting.joined:
             return f"stage {identity.stage + 1}"
-        if self._has_replicas and not meeting.replicas:
+        if self._has_replicas and not self._has_groups and not meeting.replicas:
             return f"stage {identity.stage} of virtual worker 0"
         return ""

@@ -22,13 +22,17 @@ _LOCK = "lock"
 class PrivateFolder:
     """A private folder, readable by its owner only. `close` it once."""
 
-    def __init__(self, prefix: str) -> None:
-        """Create the folder below the system's temporary folder, and remove those of killed processes.
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        """Create the folder, and remove those of killed processes.
 
         Args:
             prefix: of its name, and of the folders to remove.
+            parent: the folder in which they are; None: the system's temporary folder.
+
+        Raises:
+            OSError: it cannot be created.
         """
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self._descriptor = _lock(self.path)
         for folder in self.path.parent.glob(f"{prefix}*"):
             if folder != self.path and _remove_abandoned(folder):

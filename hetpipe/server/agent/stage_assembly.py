@@ -19,7 +19,8 @@ from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.script import building_line, memory_changes
+from hetpipe.decide.elastic.caching import wants_cache
+from hetpipe.decide.elastic.script import building_line, memory_changes, predecessor
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
@@ -45,6 +46,8 @@ from hetpipe.pipeline.callables import (
 from hetpipe.pipeline.chain import Layer, forget_weights, freeze, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.cuda import use_device
+from hetpipe.pipeline.frozen_cache import CacheFolders, FrozenCache
+from hetpipe.pipeline.frozen_prefix import FrozenPrefix
 from hetpipe.pipeline.host_link import host_link
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_memory import LayerMemory
@@ -64,6 +67,7 @@ from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity,
 from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
+from hetpipe.values.cluster import node_of
 from hetpipe.values.memory import LayerPolicy, policies_of
 from hetpipe.values.requests import Requester
 from hetpipe.values.rewinds import MODEL_FILE, first_folder
@@ -96,6 +100,8 @@ class Wiring:
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     replicas: Replicas | None = None
     """Replicas of this stage, if the job averages gradients over them."""
+    cache: CacheFolders | None = None
+    """Of this node, for what enters the layers behind frozen ones; None: there is none."""
     emulator: Emulator | None = None
     """Replaces the device's own emulation; for tests."""
     stall_seconds: float = STALL_SECONDS
@@ -384,8 +390,6 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
     checkpoints = store_of(config.run_dir, job.storage)
     if not job.has_shards:
         filled(built.target, code.layers)
-        if wiring.replicas is not None:
-            wiring.replicas.copy_first_(list(built.target.regions))
     parts = StageParts(
         identity=identity,
         sync=sync,
@@ -422,6 +426,8 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
         run_dir=Path(config.run_dir),
         bounds=config.plan.virtual_workers[config.vw].bounds,
+        predecessor=partial(predecessor, job, config.plan, config.vw),
+        prefix=_prefix(job, config, wiring),
         tells_norms=job.freeze.alpha is not None,
     )
 
@@ -430,6 +436,20 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         return _built(job, moved, _stage_code(job, moved, frozen=frozen), versions, wiring.clock, frozen=frozen)
 
     return StageRunner(parts, inbox, build, partial(building_line, job, config.vw)), client
+
+
+def _prefix(job: Job, config: StageConfig, wiring: Wiring) -> FrozenPrefix | None:
+    if wiring.cache is None or not wants_cache(job):
+        return None
+    stages = config.plan.virtual_workers[config.vw].stages
+    return FrozenPrefix(
+        FrozenCache(wiring.cache, config.plan.term),
+        job.freeze.cache,
+        tuple(node_of(stage.device) for stage in stages),
+        config.stage,
+        job.epochs,
+        wiring.clock,
+    )
 
 
 def _optimizer(job: Job, config: StageConfig, target: FlatBuffer, versions: VersionTable) -> StageOptimizer:

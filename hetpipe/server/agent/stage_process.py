@@ -29,6 +29,7 @@ from hetpipe.pipeline.cuda import peak_bytes
 from hetpipe.pipeline.setup import StageIdentity
 from hetpipe.server.agent.child_main import ReportPipe, run_child
 from hetpipe.server.agent.children import LINK_PORT, METRICS_PORT
+from hetpipe.server.agent.frozen_caches import cache_folders
 from hetpipe.server.agent.meeting import meet
 from hetpipe.server.agent.stage_assembly import (
     STALL_SECONDS,
@@ -171,6 +172,7 @@ def _run(
         report=report,
         timeline=timeline,
         metrics=metrics,
+        cache=cache_folders(os.environ, job),
         stall_seconds=patience_seconds,
     )
     runner, client = assemble(job, config, code, wiring)

@@ -45,6 +45,13 @@ class StageReadings:
             "weight_bytes": newest.weight_bytes,
             "activation_bytes": newest.activation_bytes,
         }
+        if newest.cache is not None:
+            values |= {
+                "cache_reads_total": newest.cache.reads,
+                "cache_computed_total": newest.cache.computed,
+                "cache_read_bytes_total": newest.cache.read_bytes,
+                "cache_bytes": newest.cache.kept_bytes,
+            }
         if self._is_last:
             values |= {"samples_total": newest.samples, "loss": newest.loss}
         for name, value in values.items():

@@ -301,6 +301,8 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _combined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     total = parts[0].clone()
+    if all(torch.equal(part, total) for part in parts[1:]):  # a constant: of three of them, the average is another
+        return total
     for part in parts[1:]:
         if total.is_floating_point():
             total.add_(part)

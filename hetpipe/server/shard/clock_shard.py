@@ -132,7 +132,8 @@ class ClockShard:
             self._check(requester)
             self._decide(Joined(vw, life, stage, link_address, replicas_address, ready))
             previous = self._addresses.get((vw, StageIndex(stage - 1)))
-            replica = self._addresses.get((VirtualWorkerIndex(0), stage))
+            first = min(self._log.members, default=VirtualWorkerIndex(0))
+            replica = self._addresses.get((first, stage))
             return Meeting(
                 previous.link if previous is not None and previous.incarnation == life else "",
                 "" if replica is None else replica.replicas,

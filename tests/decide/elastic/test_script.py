@@ -15,6 +15,7 @@ from hetpipe.decide.elastic.script import (
     memory_changes,
     most_minibatches_per_wave,
     plan_changes,
+    predecessor,
     wave_changes,
 )
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
@@ -259,3 +260,33 @@ def test_others_take_the_devices_of_one_that_is_dropped() -> None:
 def test_devices_that_cannot_be_had(lines: list[dict[str, Any]], wrong: str) -> None:
     with pytest.raises(PlanError, match=rf"elastic\.script{wrong}"):
         check(with_memory(*lines))
+
+
+def replicas(*lines: dict[str, Any]) -> Job:
+    """Two virtual workers of two stages that average gradients."""
+    sync = {"kind": "allreduce", "minibatches_per_wave": 4}
+    values = job().model_dump(mode="json") | {"sync": sync, "weights": "flush", "parameter_servers": {}}
+    return Job(**values | {"elastic": {"script": lines}})
+
+
+def test_without_parameter_servers_one_that_is_dropped_leaves_its_state() -> None:
+    of = replicas(drop(0), drop(1), added(devices=(1,)), added(vw=3, devices=(3,)))
+    check(of)
+    plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
+    assert [predecessor(of, plan, Vw(vw), 2) for vw in range(4)] == [None, None, Vw(0), Vw(1)]
+    assert predecessor(of, plan, Vw(2), 3) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ([drop(1), added()], r"\[0\]: leaves virtual workers 0, 2 with different cuts from clock 2 on, but under"),
+        (
+            [drop(1), drop(0, 3), added(at={"clock": 3})],
+            r"\[2\]: adds virtual worker 2, but under `allreduce` only the stages hold the weights; drop one that has",
+        ),
+    ],
+)
+def test_replicas_that_cannot_be(lines: list[dict[str, Any]], wrong: str) -> None:
+    with pytest.raises(PlanError, match=rf"elastic\.script{wrong}"):
+        check(replicas(*lines))

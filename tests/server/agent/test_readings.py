@@ -20,7 +20,7 @@ from hetpipe.server.agent.readings import readings
 from hetpipe.server.agent.stage_readings import StageReadings
 from hetpipe.values.commands import ChildExit
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, VirtualWorkerIndex
-from hetpipe.values.run import StageReady
+from hetpipe.values.run import CacheUse, StageReady
 from tests.server.agent.programs import environment
 from tests.server.agent.test_children import Bench
 from tests.server.coordinator.builders import progress
@@ -61,7 +61,15 @@ class TestStage:
     def test_every_metric_of_the_list_is_told(self) -> None:
         told = stage()
         told.observe(
-            progress(clock=1, loss=1.0, gradient_norm=1.0, learning_rate=0.1, loss_scale=4.0, skipped_updates=1)
+            progress(
+                clock=1,
+                loss=1.0,
+                gradient_norm=1.0,
+                learning_rate=0.1,
+                loss_scale=4.0,
+                skipped_updates=1,
+                cache=CacheUse(1, 2, 3, 4),
+            )
         )
         found = sorted_by_family(told.readings(), "stage")
         assert {family.name for family in found} == {family.name for family in families_of("stage")} - {"hetpipe_info"}

@@ -20,6 +20,7 @@ from hetpipe.values.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.plan import ProofReport
+from hetpipe.values.run import CacheUse
 from hetpipe.values.sync import Progress
 from tests.server.coordinator.builders import JOB_ID, STAGES, agent_info, clocks, job, model, progress
 
@@ -189,6 +190,7 @@ def record(**values: Any) -> FinishedRun:
             activation_bytes=7,
             gradient_norm=0.5 if stage == 1 else None,
             learning_rate=0.1,
+            cache=CacheUse(6, 2, 300, 100) if stage == 0 else None,
         )
     defaults: dict[str, Any] = {
         "run_dir": "/runs/digits",
@@ -249,6 +251,7 @@ class TestResult:
             "clocks": {"0": 6, "1": 5},
             "global_clock": 5,
             "bytes": {"pushed": 400, "pulled": 40},
+            "cache": {"reads": 12, "computed": 4, "read_bytes": 600},
             "waiting_seconds": {"0": 0.0, "1": 2.0},
             "idle_seconds": {"0": 5.0, "1": 25.0},
             "deaths": {"0": 0, "1": 2},

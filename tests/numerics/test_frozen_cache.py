@@ -1,0 +1,255 @@
+"""What enters the layers behind frozen ones, read from a cache: every bit is that of the reference executor."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.checker import Kind, check_run
+from hetpipe.values.policies import POLICIES
+from tests import models
+from tests.histories import whole_lines
+from tests.numerics.compare import Case, assert_same_bits, run, trained
+from tests.numerics.test_freezing import OPTIMIZERS, SCHEDULE, frozen_clocks
+from tests.pairwise import all_pairs
+from tests.reference.executor import run_reference
+
+pytestmark = pytest.mark.matrix
+
+IN_ORDER: dict[str, Any] = {"shuffle": False}
+ON: dict[str, Any] = {**SCHEDULE, "cache": "on"}
+
+POINTS = [
+    (weights, kind, optimizer, cut)
+    for (weights, policy), kind, cut in itertools.product(
+        POLICIES.items(), ("wsp", "bsp", "none", "allreduce"), ((1, 4), (2, 1, 2), (5,))
+    )
+    if kind != "allreduce" or policy.one_update_per_wave
+    for optimizer in (["momentum"] if weights == "spectrain" else OPTIMIZERS)
+]
+
+
+def crossings(folder: Path) -> list[dict[str, Any]]:
+    """The lines of stages about minibatches behind their frozen layers."""
+    files = sorted((folder / "history").glob("vw-*.jsonl"))
+    return [line for file in files for line in whole_lines(file) if line["event"] == "crossed"]
+
+
+def assert_cached(what: Case, folder: Path, **options: Any) -> list[dict[str, Any]]:
+    """A run of the case has the bits of the reference executor, which computes everything; returns its crossings."""
+    order = range(len(getattr(models, what.data)()))
+    run(what, folder, **options)
+    reference = what.reference(frozen=frozen_clocks(what, folder), order=lambda _: order)
+    assert_same_bits(trained(folder), run_reference(reference))
+    return crossings(folder)
+
+
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), all_pairs(POINTS))
+def test_every_policy_equals_the_reference(
+    weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
+) -> None:
+    """In the epochs with F = 1, 2, 2, 2 a minibatch is computed, computed from layer 2 on, and read twice."""
+    workers = 1 if kind == "none" else 2
+    what = Case(
+        workers=workers,
+        stages=[list(cut)] * workers,
+        wave=3,
+        data="data32",
+        batch_size=6,
+        staleness=0 if kind == "bsp" else 1,
+        epochs=5,
+        kind=kind,
+        weights=weights,
+        optimizer=dict(OPTIMIZERS[optimizer]),
+        freeze=ON,
+        reads=IN_ORDER,
+    )
+    found = assert_cached(what, tmp_path)
+    computed = Counter(tuple(line["computed"]) for line in found if line["computed"][0] < line["computed"][1])
+    per_epoch = 8
+    assert sum((last - first) * count for (first, last), count in computed.items()) == per_epoch * 4, computed
+    first_stages = [line for line in found if line["stage"] == 0]
+    assert Counter(line["read"] for line in first_stages) == {0: per_epoch, 2: per_epoch, 4: 2 * per_epoch}
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in which a stage of frozen layers alone is spared."""
+    what = Case(stages=[[1, 4]] * 2, wave=2, data="data32", batch_size=6, epochs=4, freeze=ON, reads=IN_ORDER)
+    folder = tmp_path_factory.mktemp("cached")
+    assert_cached(what, folder)
+    return folder
+
+
+Lines = dict[Path, list[dict[str, Any]]]
+
+
+def line_of(lines: Lines, **fields: Any) -> dict[str, Any]:
+    """The last line `crossed` with these fields."""
+    found = [line for file in sorted(lines) for line in lines[file] if line["event"] == "crossed"]
+    return [line for line in found if all(line[key] == value for key, value in fields.items())][-1]
+
+
+def computed_though_cached(lines: Lines) -> None:
+    """The first stage computes what it has read in fact; the second stage, too."""
+    line = line_of(lines, vw=0, stage=0, read=4)
+    other = line_of(lines, vw=0, stage=1, p=line["p"])
+    line.update(read=0, computed=[0, 1])
+    other.update(computed=[1, 4])
+
+
+def half_computed_though_cached(lines: Lines) -> None:
+    line = line_of(lines, vw=1, stage=0, read=4)
+    line.update(read=2)
+    line_of(lines, vw=1, stage=1, p=line["p"]).update(computed=[2, 4])
+
+
+def read_but_never_kept(lines: Lines) -> None:
+    unit = line_of(lines, vw=0, stage=0, read=4)["unit"]
+    line_of(lines, stage=1, unit=unit, kept=1).update(kept=0)
+
+
+def read_before_it_was_kept(lines: Lines) -> None:
+    line = line_of(lines, vw=0, stage=0, read=4)
+    keeper = line_of(lines, stage=1, unit=line["unit"], kept=1)
+    keeper.update(t=line["t"] + 2.0, since=line["t"] + 1.0)
+
+
+def read_from_another_nodes_cache(lines: Lines) -> None:
+    line_of(lines, vw=0, stage=0, read=4).update(cache="another/1")
+
+
+def read_beyond_the_frozen_layers(lines: Lines) -> None:
+    line_of(lines, vw=0, stage=0, read=2).update(read=4)
+
+
+def a_frozen_layer_left_out(lines: Lines) -> None:
+    line_of(lines, vw=1, stage=1, computed=[2, 4]).update(computed=[3, 4])
+
+
+def a_frozen_layer_twice(lines: Lines) -> None:
+    line_of(lines, vw=1, stage=1, computed=[1, 2]).update(computed=[0, 2])
+
+
+def a_second_line(lines: Lines) -> None:
+    line = line_of(lines, vw=0, stage=0)
+    own = next(file for file in lines if line in lines[file])
+    lines[own].append(dict(line))
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "kind"),
+    [
+        (computed_though_cached, Kind.CACHED_TWICE),
+        (half_computed_though_cached, Kind.CACHED_TWICE),
+        (read_but_never_kept, Kind.CACHE_READ),
+        (read_before_it_was_kept, Kind.CACHE_READ),
+        (read_from_another_nodes_cache, Kind.CACHE_READ),
+        (read_beyond_the_frozen_layers, Kind.CACHE_READ),
+        (a_frozen_layer_left_out, Kind.FROZEN_CROSSED),
+        (a_frozen_layer_twice, Kind.FROZEN_CROSSED),
+        (a_second_line, Kind.FROZEN_CROSSED),
+    ],
+)
+def test_the_history_of_a_cache_is_verified(
+    cached: Path, corrupt: Callable[[Lines], None], kind: Kind, tmp_path: Path
+) -> None:
+    for name in ("job.json", "plan.json", "facts.json"):
+        shutil.copy(cached / name, tmp_path / name)
+    lines = {file: list(whole_lines(file)) for file in (cached / "history").glob("*.jsonl")}
+    corrupt(lines)
+    (tmp_path / "history").mkdir()
+    for file, own in lines.items():
+        (tmp_path / "history" / file.name).write_text("".join(json.dumps(line) + "\n" for line in own))
+    assert kind in {violation.kind for violation in check_run(tmp_path).violations}
+
+
+def test_a_virtual_worker_that_comes_back_reads_what_its_node_has(tmp_path: Path) -> None:
+    """Layers move, too: the stage that read before sends on, and the other way round."""
+    what = Case(
+        workers=1,
+        stages=[[1, 1, 3]],
+        wave=4,
+        data="data32",
+        batch_size=6,
+        epochs=5,
+        weights="stash",
+        freeze={"layers": 1, "cache": "on"},
+        moves=((4, 0, (3, 1, 1)), (6, 0, (1, 3, 1))),
+        reads=IN_ORDER,
+    )
+    found = assert_cached(what, tmp_path)
+    assert {line["read"] for line in found if line["p"] > 8 and line["stage"] == 0} == {2}
+
+
+def test_a_cache_without_room_computes(tmp_path: Path) -> None:
+    what = Case(
+        stages=[[2, 3]] * 2,
+        wave=2,
+        data="data32",
+        batch_size=6,
+        epochs=3,
+        freeze={**ON, "cache_memory_bytes": 1000},
+        reads=IN_ORDER,
+    )
+    found = assert_cached(what, tmp_path)
+    kept = sum(line["kept"] for line in found)
+    assert 0 < kept < sum(line["computed"][0] < line["computed"][1] for line in found)
+
+
+def test_layers_that_draw_in_evaluation_mode_are_computed_each_time(tmp_path: Path) -> None:
+    what = Case(
+        model="always_dropping",
+        stages=[[2, 3]] * 2,
+        wave=2,
+        data="data32",
+        batch_size=6,
+        epochs=3,
+        freeze=ON,
+        reads=IN_ORDER,
+    )
+    found = assert_cached(what, tmp_path)
+    assert found
+    assert not any(line["read"] or line["kept"] for line in found)
+
+
+def test_auto_keeps_nothing_that_does_not_pay(tmp_path: Path) -> None:
+    """A layer of 32 × 5 is computed faster than any file is read."""
+    what = Case(
+        stages=[[2, 3]] * 2,
+        wave=2,
+        data="data32",
+        batch_size=6,
+        epochs=4,
+        freeze={**SCHEDULE, "cache": "auto"},
+        reads=IN_ORDER,
+    )
+    found = assert_cached(what, tmp_path)
+    assert found
+    assert not any(line["read"] or line["kept"] for line in found)
+
+
+def test_auto_keeps_what_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three minibatches of each epoch are only measured; where they come back they are computed again."""
+    monkeypatch.setattr("hetpipe.pipeline.frozen_prefix.pays", lambda _costs, passes: passes > 0)
+    what = Case(
+        workers=1,
+        stages=[[2, 3]],
+        wave=4,
+        data="data32",
+        batch_size=6,
+        epochs=4,
+        freeze={"layers": 2, "cache": "auto"},
+        reads=IN_ORDER,
+    )
+    found = [line for line in assert_cached(what, tmp_path) if line["stage"] == 1]
+    assert [line["kept"] for line in found[:8]] == [0, 0, 1, 1, 1, 1, 1, 1]
+    read = [line for line in crossings(tmp_path) if line["stage"] == 0 and line["read"]]
+    assert {line["p"] for line in read} >= set(range(11, 17))
