@@ -18,6 +18,7 @@ from tests import models
 from tests.histories import whole_lines
 from tests.numerics.compare import Case, assert_same_bits, run, trained
 from tests.numerics.test_freezing import OPTIMIZERS, SCHEDULE, frozen_clocks
+from tests.numerics.test_leavers import barriers, drain, membership
 from tests.pairwise import all_pairs
 from tests.reference.executor import run_reference
 
@@ -172,7 +173,30 @@ def test_the_history_of_a_cache_is_verified(
 
 
 def test_a_virtual_worker_that_comes_back_reads_what_its_node_has(tmp_path: Path) -> None:
-    """Layers move, too: the stage that read before sends on, and the other way round."""
+    what = Case(
+        stages=[[2, 3]] * 2,
+        staleness=0,
+        data="data32",
+        batch_size=6,
+        epochs=6,
+        freeze={"layers": 2, "cache": "on"},
+        reads=IN_ORDER,
+    )
+    result = run(what, tmp_path, deaths=(drain(number=7),))
+    assert result.num_lives == 3
+    order = range(46)
+    reference = what.reference(
+        membership=membership(tmp_path, 2),
+        extra_barriers=barriers(tmp_path),
+        frozen=frozen_clocks(what, tmp_path),
+        order=lambda _: order,
+    )
+    assert_same_bits(trained(tmp_path), run_reference(reference))
+    assert any(line["read"] == 4 for line in crossings(tmp_path) if line["incarnation"] and not line["stage"])
+
+
+def test_layers_that_move_change_who_reads(tmp_path: Path) -> None:
+    """The stage that kept before sends on, and the other way round."""
     what = Case(
         workers=1,
         stages=[[1, 1, 3]],

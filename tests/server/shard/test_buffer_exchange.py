@@ -79,6 +79,17 @@ def test_the_result_does_not_depend_on_who_comes_first(order: tuple[int, ...]) -
     assert count.tolist() == [13]
 
 
+@pytest.mark.parametrize("members", [2, 3, 5, 7])
+def test_equal_buffers_stay_as_they_are(members: int) -> None:
+    """Such as those of frozen layers: the average of three equal numbers may be another number."""
+    buffers, own = exchange(members), buffers_of(0)
+    for vw in range(members):
+        send(buffers, vw, own)
+    assert all(
+        found.equal(value) for found, value in zip(decode(list(buffers.stream(header(0))), SLICES), own, strict=True)
+    )
+
+
 def test_one_worker_keeps_its_own() -> None:
     buffers = exchange(1)
     send(buffers, 0, buffers_of(0))
