@@ -221,13 +221,18 @@ class Join(Event):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Event):
-    """From the barrier at `clock` on, stage k of a virtual worker has the layers [bounds[k], bounds[k + 1])."""
+    """From the barrier at `clock` on, stage k of a virtual worker has the layers [bounds[k], bounds[k + 1]).
+
+    One that is `live` announces that layers move without a barrier in front of wave `clock`; a barrier at or below
+    that makes it void.
+    """
 
     vw: int
     incarnation: int
     clock: int
     version: int
     bounds: tuple[int, ...]
+    live: bool = False
 
     @property
     def name(self) -> str:

@@ -217,7 +217,7 @@ def _staged(record: Record, origin: Origin) -> Event:
 
 def _plan(record: Record, origin: Origin) -> Event:
     vw, incarnation, clock, version = _counts(record, _PLAN_KEYS)
-    return Plan(origin, vw, incarnation, clock, version, _list(record, "bounds"))
+    return Plan(origin, vw, incarnation, clock, version, _list(record, "bounds"), record.get("live") is True)
 
 
 def _waves(record: Record, origin: Origin) -> Event:

@@ -195,10 +195,22 @@ class Replay:
         for reached in sorted(pending for pending in line.pending if pending <= clock):
             barrier = line.pending.pop(reached)
             line.barriers.append(reached)
+            self._settle_announced(reached)
             if "epoch" in barrier.words:
                 line.epoch_ends.append(barrier)
             if barrier.words & {"end", "stop"}:
                 line.end = barrier
+
+    def _settle_announced(self, barrier: int) -> None:
+        """What was announced for waves below a barrier is in force; the rest is void."""
+        line = self.timeline
+        for vw, plans in line.announced.items():
+            for plan in plans:
+                if plan.clock < barrier:
+                    line.plans[vw] = plan
+                else:
+                    line.lives[vw, plan.incarnation].plans.remove(plan)
+        line.announced.clear()
 
     def _see_barrier(self, barrier: Barrier) -> None:
         line = self.timeline
@@ -252,9 +264,12 @@ class Replay:
         if life is None or line.members.get(vw) != plan.incarnation:
             self._refuse(f"{plan.name} is of incarnation {plan.incarnation}, which is no member", vw, plan)
             return
-        if plan.clock not in line.pending and plan.clock != line.barriers[-1]:
+        if plan.live and plan.clock <= max(line.barriers[-1], line.local[vw]):
+            self._findings.add(Kind.PLAN, f"{plan.name} is announced when that wave has begun", plan.origin)
+        if not plan.live and plan.clock not in line.pending and plan.clock != line.barriers[-1]:
             self._findings.add(Kind.PLAN, f"{plan.name} begins where there is no barrier", plan.origin)
-        known, layers = line.plans.get(vw), self._layout.num_layers
+        announced = line.announced.get(vw, [])
+        known, layers = announced[-1] if announced else line.plans.get(vw), self._layout.num_layers
         is_kept = known is not None and (known.version, known.bounds) == (plan.version, plan.bounds)
         if known is not None and plan.version <= known.version and not is_kept:
             self._findings.add(Kind.PLAN, f"{plan.name} follows version {known.version}", plan.origin)
@@ -263,8 +278,11 @@ class Replay:
             message = f"{plan.name} cuts the {layers} layers at {list(plan.bounds)} for {life.num_stages} stages"
             self._findings.add(Kind.PLAN, message, plan.origin)
             return
-        line.plans[vw] = plan
         life.plans.append(plan)
+        if plan.live:
+            line.announced.setdefault(vw, []).append(plan)
+        else:
+            line.plans[vw] = plan
 
     def _see_waves(self, waves: Waves) -> None:
         """Verify N_v from a barrier on, and that the numbers of minibatches go on there."""

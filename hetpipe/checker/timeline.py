@@ -86,6 +86,8 @@ class Timeline:
     """The reached barriers that ended an epoch."""
     plans: dict[int, Plan] = field(default_factory=dict)
     """vw → the newest version of its plan."""
+    announced: dict[int, list[Plan]] = field(default_factory=dict)
+    """vw → the versions announced since the last barrier for waves behind it."""
     norms: dict[int, list[Norms]] = field(default_factory=dict)
     """Clock of a barrier → what has decided F there, in the order of the virtual workers."""
     freezes: list[Freeze] = field(default_factory=list)

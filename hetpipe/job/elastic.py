@@ -31,11 +31,21 @@ class MinibatchMoment(Section):
     """A minibatch of the line's virtual worker, the first of a wave."""
 
 
+def _moment_branch(value: object) -> str:
+    is_minibatch = "p" in value if isinstance(value, Mapping) else isinstance(value, MinibatchMoment)
+    return "<minibatch>" if is_minibatch else "<clock>"
+
+
 class MoveLine(Section):
     """Layers move between the stages of a virtual worker."""
 
-    at: ScriptMoment = Field(examples=["{clock: 4}"])
-    """The barrier at which it takes effect."""
+    at: Annotated[
+        Annotated[ScriptMoment, Tag("<clock>")] | Annotated[MinibatchMoment, Tag("<minibatch>")],
+        Discriminator(_moment_branch),
+    ] = Field(examples=["{clock: 4}"])
+    """The barrier at which it takes effect; or the first minibatch of a wave, from which on the layers are where they
+    go, without a barrier: then each goes to a stage next to its own.
+    """
     do: Literal["move"] = Field(examples=["move"])
     """`move`: layers move between the stages of a virtual worker, whose number and devices stay."""
     vw: int = Field(ge=0, examples=[0])
@@ -43,10 +53,10 @@ class MoveLine(Section):
     stages: LayerCounts = Field(examples=["[3, 1]"])
     """Layers of each of its stages from there on."""
 
-
-def _moment_branch(value: object) -> str:
-    is_minibatch = "p" in value if isinstance(value, Mapping) else isinstance(value, MinibatchMoment)
-    return "<minibatch>" if is_minibatch else "<clock>"
+    @property
+    def is_live(self) -> bool:
+        """Whether it sets no barrier."""
+        return isinstance(self.at, MinibatchMoment)
 
 
 _LayerIndex = Annotated[int, Field(ge=0)]
@@ -291,6 +301,11 @@ class ElasticSection(Section):
     def moves(self) -> tuple[MoveLine, ...]:
         """The lines that move layers."""
         return tuple(line for line in self.script if isinstance(line, MoveLine))
+
+    @property
+    def live_moves(self) -> tuple[tuple[int, MoveLine], ...]:
+        """The lines, with their numbers, that move layers without a barrier."""
+        return tuple((n, line) for n, line in enumerate(self.script) if isinstance(line, MoveLine) and line.is_live)
 
     @property
     def members(self) -> tuple[DropLine | AddLine, ...]:

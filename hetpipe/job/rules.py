@@ -17,6 +17,7 @@ from hetpipe.job.elastic import (
     DropLine,
     ElasticSection,
     FreezeLine,
+    MemoryLine,
     MinibatchMoment,
     MoveLine,
     WavesLine,
@@ -379,8 +380,11 @@ def _script_of_replicas(sync: SyncSection, workers: WorkersSection, elastic: Ela
     """Replicas average their gradients stage by stage, so all are cut alike."""
     if not sync.traits.averages_gradients or workers.count is None:
         return
-    for clock in dict.fromkeys(line.at.clock for line in elastic.moves):
-        lines = [line for line in elastic.moves if line.at.clock == clock]
+    by_clock: dict[int, list[MoveLine]] = {}
+    for line in elastic.moves:
+        if not isinstance(line.at, MinibatchMoment):
+            by_clock.setdefault(line.at.clock, []).append(line)
+    for clock, lines in by_clock.items():
         present = [vw for vw in range(workers.count + len(elastic.added)) if not elastic.is_absent(vw, clock)]
         if len({line.stages for line in lines}) > 1 or {line.vw for line in lines} != set(present):
             yield Problem(
@@ -475,6 +479,42 @@ def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) ->
             )
 
 
+def _moves_between_barriers(
+    weights: WeightPolicy,
+    sync: SyncSection,
+    gradients: GradientsSection,
+    precision: Precision,
+    evaluate: EvaluateSection,
+    freeze: FreezeSection,
+    elastic: ElasticSection,
+) -> Iterator[Problem]:
+    """Without a barrier layers move only where the weights of a minibatch depend on neither the cut nor the time."""
+    others = sorted({line.do for line in elastic.script if not isinstance(line, MoveLine | BarrierLine)})
+    because = None
+    if not POLICIES[weights].clips_globally:
+        policies = join_names(policies_where(lambda policy: policy.clips_globally))
+        because = f"under weights: {weights} versions depend on the stage; use weights: {policies}"
+    elif sync.traits.averages_gradients:
+        because = f"under {sync.kind} all virtual workers are cut alike at once"
+    elif sync.traits.has_shards and not sync.deterministic:
+        because = "the clock of a minibatch depends on the time; set `sync.deterministic: true`"
+    elif gradients.max_norm is not None and gradients.clip == "stage":
+        because = "the norm of a stage's gradient depends on its layers; use `gradients.clip: global`"
+    elif precision == "fp16":
+        because = "a loss scale belongs to whole waves of one cut under fp16; use bf16 or fp32"
+    elif evaluate.every_waves is not None:
+        because = "evaluations within an epoch use the layers of one cut; remove `evaluate.every_waves`"
+    elif freeze != FreezeSection() or others:
+        what = f"lines `{others[0]}` of the script" if others else "`freeze`"
+        because = f"{what} and moves between barriers are not combined"
+    for number, line in elastic.live_moves if because is not None else ():
+        yield Problem(
+            ("elastic", "script", number, "at"),
+            f"is a minibatch of virtual worker {line.vw}, but {because}; or give a `clock`: at a barrier layers "
+            "move in every job",
+        )
+
+
 def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection, data: DataSection) -> Iterator[Problem]:
     if freeze.cache != "on":
         return
@@ -500,7 +540,7 @@ def _memory_between_barriers(weights: WeightPolicy, elastic: ElasticSection) -> 
     if POLICIES[weights].predicts is None:
         return
     for number, line in enumerate(elastic.script):
-        if isinstance(line.at, MinibatchMoment):
+        if isinstance(line, MemoryLine) and isinstance(line.at, MinibatchMoment):
             yield Problem(
                 ("elastic", "script", number, "at"),
                 f"is minibatch {line.at.p}, but under `{weights}` policies change at barriers only, as recomputed "
@@ -540,4 +580,5 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _one_decides_what_freezes,
     _cache_of_constants,
     _memory_between_barriers,
+    _moves_between_barriers,
 )

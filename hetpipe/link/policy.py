@@ -38,6 +38,10 @@ class FrameKind(enum.Enum):
     """The norm of that update's gradient over all stages, as a float64 tensor of one; sent downstream."""
     HANDOVER = 7
     """Part of the state of layers that move to the receiver at the barrier at `clock` (`pipeline.handover`)."""
+    MOVE = 8
+    """Part of what the receiver needs of layers that move to it without a barrier (`pipeline.live_move`): `version` is
+    that of the plan with them, `clock` where the segment began, `weight` the number of a message, `local_through` that
+    of its frames, and `minibatch` that of this one, from 0 on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +70,8 @@ class Frame:
     """
     scale_exponent: int = 0
     """Binary logarithm of the scale of the minibatch's loss, in a forward frame; 0: the loss itself."""
+    version: int = 0
+    """The version of the virtual worker's plan by which the minibatch is computed, in a forward or backward frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ A frame is one *first message* of at most `FIRST_MESSAGE_BYTES`, followed by one
 message contains a header and, as far as they fit, the small tensors themselves, so that a small frame costs one
 message.
 
-    prefix      magic "HPF1", kind (u8), scale_exponent (u8), number of tensors (u16), minibatch, clock, local_through,
-                weight (i64)
+    prefix      magic "HPF2", kind (u8), scale_exponent (u8), number of tensors (u16), minibatch, clock, local_through,
+                weight, version (i64)
     per tensor  dtype code (u8; 0 = no tensor), rank (u8), place (u8; 1 = in this message), sizes (i64 each)
     payloads    the tensors in this message, each starting at a multiple of 64 bytes
 
@@ -31,8 +31,8 @@ from hetpipe.values.quantities import bytes_text
 #: through it costs less than the round trip of a separate message.
 FIRST_MESSAGE_BYTES = 64 * 1024
 
-_MAGIC = b"HPF1"
-_PREFIX = struct.Struct("<4sBBHqqqq")
+_MAGIC = b"HPF2"
+_PREFIX = struct.Struct("<4sBBHqqqqq")
 _TENSOR = struct.Struct("<BBB")
 _SIZES = tuple(struct.Struct(f"<{rank}q") for rank in range(MAX_RANK + 1))
 _CLOSE_CODE = 0
@@ -79,12 +79,20 @@ class FrameHeader:
     local_through: int
     weight: int
     scale_exponent: int
+    version: int
     tensors: tuple[TensorHeader | None, ...]
 
     def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
         """Build the frame from its tensors."""
         return Frame(
-            self.kind, self.minibatch, self.clock, self.local_through, tensors, self.weight, self.scale_exponent
+            self.kind,
+            self.minibatch,
+            self.clock,
+            self.local_through,
+            tensors,
+            self.weight,
+            self.scale_exponent,
+            self.version,
         )
 
 
@@ -144,6 +152,7 @@ def encode(frame: Frame) -> EncodedFrame:
             frame.clock,
             frame.local_through,
             frame.weight,
+            frame.version,
         )
     )
     header_bytes = len(header) + sum(_TENSOR.size + (0 if t is None else _SIZES[t.dim()].size) for t in tensors)
@@ -173,7 +182,7 @@ def encode(frame: Frame) -> EncodedFrame:
 
 def encode_close() -> torch.Tensor:
     """Encode the goodbye."""
-    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0, 0)), dtype=torch.uint8)
 
 
 def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
@@ -196,8 +205,8 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
             f"a frame announces a loss scale of 2^{scale_exponent}; at most 2^{LARGEST_SCALE_EXPONENT}"
         )
     tensors = _decode_tensors(message, num_tensors, limits)
-    minibatch, clock, local_through, weight = numbers
-    return FrameHeader(_KINDS[code], minibatch, clock, local_through, weight, scale_exponent, tensors)
+    minibatch, clock, local_through, weight, version = numbers
+    return FrameHeader(_KINDS[code], minibatch, clock, local_through, weight, scale_exponent, version, tensors)
 
 
 def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -> tuple[TensorHeader | None, ...]:

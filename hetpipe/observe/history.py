@@ -230,12 +230,16 @@ class HistoryWriter(Protocol):
         own = {} if minibatches_per_wave is None else {"minibatches_per_wave": minibatches_per_wave}
         self.write("join", vw=vw, incarnation=incarnation, clock=clock, num_stages=num_stages, **own)
 
-    def plan(self, *, vw: int, incarnation: int, clock: int, version: int, bounds: Sequence[int]) -> None:
+    def plan(
+        self, *, vw: int, incarnation: int, clock: int, version: int, bounds: Sequence[int], live: bool = False
+    ) -> None:
         """From the barrier at `clock` on, stage k of a virtual worker has the layers [bounds[k], bounds[k + 1]).
 
-        Written for each virtual worker that joins there, and where the version has changed, by the clock shard.
+        Written for each virtual worker that joins there, and where the version has changed, by the clock shard. With
+        `live` from wave `clock` on, without a barrier; void if there is one at or below it.
         """
-        self.write("plan", vw=vw, incarnation=incarnation, clock=clock, version=version, bounds=list(bounds))
+        own = {"live": True} if live else {}
+        self.write("plan", vw=vw, incarnation=incarnation, clock=clock, version=version, bounds=list(bounds), **own)
 
     def waves(self, *, vw: int, clock: int, minibatches_per_wave: int, origin: int) -> None:
         """From the barrier at `clock` on a virtual worker has this N, and `origin` is its last minibatch before.

@@ -7,6 +7,8 @@ the next barrier, and prevents it from being set before minibatches that have al
 
 from __future__ import annotations
 
+import math
+
 from hetpipe import failpoints
 from hetpipe.decide.sync.gate import Gate
 from hetpipe.errors import ClockNotPublished
@@ -46,6 +48,14 @@ class ClockUse:
             self._chosen = (p, clock)
         return self.is_here(self._chosen[1])
 
+    def foretold(self, p: Minibatch) -> Clock | None:
+        """The clock of `p` in a deterministic run, if it is published and its weights are here; None: not yet."""
+        if not self._parts.has_shards or not self._may_change_at(p):
+            return self.in_use
+        published = self._inbox.log.published
+        clock = self._gate.chosen(p, in_use=self.in_use, published=published)
+        return clock if clock is not None and self.is_here(clock) else None
+
     def chosen(self, p: Minibatch) -> Clock:
         """First stage: the clock of `p`, for which `opens` returned True."""
         return self._chosen[1] if self._chosen is not None and self._chosen[0] == p else self.in_use
@@ -61,8 +71,10 @@ class ClockUse:
         self.wait_reason = (f"w^({clock}) from the parameter servers", False)
         return False
 
-    def fetch_ahead(self, begun: int) -> None:
+    def fetch_ahead(self, begun: int, *, below: float = math.inf) -> None:
         """Request the weights of the next switch point after minibatch `begun` as soon as they are published.
+
+        Not if it is at `below` or later, which another version of the plan computes.
 
         Publish records are processed during computations as well, so that the transfer overlaps with them. One clock is
         fetched at a time: of several clocks published in quick succession only the newest is fetched.
@@ -70,7 +82,7 @@ class ClockUse:
         if not self._parts.has_shards:
             return
         self._under_way -= self._inbox.fetched.keys() | self._inbox.lost
-        if self._under_way:
+        if self._under_way or self._next_switch(begun) >= below:
             return
         switch, published = self._next_switch(begun), self._inbox.log.published
         clock = self._gate.fetched_ahead(switch, in_use=self.in_use, published=published)

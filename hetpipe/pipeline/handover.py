@@ -6,7 +6,7 @@ The first frame lists what follows, as JSON in a uint8 tensor; the next ones car
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +37,13 @@ States = dict[LayerIndex, LayerState]
 
 def frames_of(states: Mapping[LayerIndex, LayerState], clock: Clock) -> Iterator[Frame]:
     """Encode `states` as the frames of the barrier at `clock`."""
+    groups = groups_of(states)
+    for number, group in enumerate(groups, start=1):
+        yield Frame(FrameKind.HANDOVER, len(groups) - number, clock, 0, group)
+
+
+def groups_of(states: Mapping[LayerIndex, LayerState]) -> list[tuple[Tensor, ...]]:
+    """The tensors of the frames that carry `states`: first the list of what follows."""
     tensors: list[Tensor] = []
     listed = {}
     for index, state in states.items():
@@ -49,9 +56,7 @@ def frames_of(states: Mapping[LayerIndex, LayerState], clock: Clock) -> Iterator
         tensors += [*state.weights.values(), *state.buffers.values()]
         listed[str(index)] = {"optimizer": optimizer, "weights": [*state.weights], "buffers": [*state.buffers]}
     header = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
-    groups = [(header,), *_grouped(tensors)]
-    for number, group in enumerate(groups, start=1):
-        yield Frame(FrameKind.HANDOVER, len(groups) - number, clock, 0, tuple(group))
+    return [(header,), *_grouped(tensors)]
 
 
 def _grouped(tensors: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
@@ -78,14 +83,20 @@ def received(receive: Callable[[], Frame], clock: Clock, layers: range) -> State
     """
     header = receive()
     frames = [header, *(receive() for _ in range(header.minibatch))]
-    (text,) = header.tensors
-    assert text is not None, "the first frame lists the others"
-    listed = json.loads(bytes(text.numpy().tobytes()))
-    if {frame.clock for frame in frames} != {clock} or [*map(int, listed)] != list(layers):
+    states = states_in(frames)
+    if {frame.clock for frame in frames} != {clock} or list(states) != list(layers):
         raise MalformedFrame(
-            f"a neighbour hands over layers {', '.join(listed)} at clock {header.clock}, where layers "
+            f"a neighbour hands over layers {', '.join(map(str, states))} at clock {header.clock}, where layers "
             f"{layers.start} to {layers.stop - 1} are due at clock {clock}"
         )
+    return states
+
+
+def states_in(frames: Sequence[Frame]) -> States:
+    """What frames with the tensors of `groups_of`, in that order, carry."""
+    (text,) = frames[0].tensors
+    assert text is not None, "the first frame lists the others"
+    listed = json.loads(bytes(text.numpy().tobytes()))
     tensors = iter([tensor for frame in frames[1:] for tensor in frame.tensors if tensor is not None])
     states: States = {}
     for index, content in listed.items():

@@ -66,6 +66,9 @@ class Inbox:
         self.from_upstream: deque[Arrived] = deque()
         #: Backward frames from the next stage, in order.
         self.from_downstream: deque[Arrived] = deque()
+        #: Frames about layers that move without a barrier: they belong to no place in the order of the others. With
+        #: whether they come from the previous stage.
+        self.about_moves: deque[tuple[bool, Frame]] = deque()
         #: Called after records or fetched weights arrived, on the background thread, with the lock held.
         self.on_arrival: Callable[[], None] | None = None
         #: Links whose other end is still connected.
@@ -153,6 +156,9 @@ class Inbox:
         link = self._links[name]
         try:
             while link is not None and (frame := link.try_receive()) is not None:
+                if frame.kind is FrameKind.MOVE:
+                    self.about_moves.append((name == "upstream", frame))
+                    continue
                 queue.append(Arrived(frame, self.next_arrival()))
         except LinkClosed as error:
             if not error.orderly:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from hetpipe import failpoints
 from hetpipe.decide.elastic.moving import Crossing, crossing
@@ -26,7 +27,7 @@ from hetpipe.pipeline.chain import Layer, constants_of, forget_weights
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.handover import LayerState, States, frames_of, received
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
+from hetpipe.pipeline.setup import SEND_SECONDS, StageIdentity, StageParts
 from hetpipe.pipeline.waiting import Waiter
 from hetpipe.values.ids import Clock, LayerIndex
 from hetpipe.values.plan import SlicePlan
@@ -55,23 +56,28 @@ class BuiltStage:
 BuildStage = Callable[[tuple[int, ...], int], BuiltStage]
 
 
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """How a stage is built by another cut."""
+
+    build: BuildStage | None = None
+    """None: there is only one cut."""
+    line_at: Callable[[Clock], str] = lambda _clock: ""
+    """The line of the script by which it is built at a clock, for messages; empty: none."""
+
+
+#: Of a stage whose layers never change.
+ONE_CUT = Rebuild()
+
+
 class LayerMover:
     """Moves layers to and from one stage."""
 
-    def __init__(
-        self,
-        parts: StageParts,
-        inbox: Inbox,
-        waiter: Waiter,
-        build: BuildStage | None,
-        line_at: Callable[[Clock], str],
-    ) -> None:
-        """Move with `build`; `line_at` names the line of the script that has it built anew; empty: there is none."""
+    def __init__(self, parts: StageParts, inbox: Inbox, waiter: Waiter, rebuild: Rebuild) -> None:
         self._parts = parts
         self._inbox = inbox
         self._waiter = waiter
-        self._build = build
-        self._line_at = line_at
+        self._rebuild = rebuild
 
     def move(self, segment: SegmentRecord, member: SegmentMember) -> None:
         """Adopt the plan version of `member` and the frozen layers with which `segment` begins.
@@ -90,16 +96,16 @@ class LayerMover:
         parts.frozen, parts.frozen_layers = segment.frozen, segment.frozen_layers
         if after == before and not is_frozen:
             return
-        assert self._build is not None, "a stage of a run whose plans change knows how it is built"
+        assert self._rebuild.build is not None, "a stage of a run whose plans change knows how it is built"
         started = parts.clock.monotonic()
         failpoints.reach("repartition.record_read")
-        moved = f"{_layers_text(before[stage : stage + 2])} → {_layers_text(own)}"
+        moved = f"{layers_text(before[stage : stage + 2])} → {layers_text(own)}"
         span = parts.timeline.span(Activity.MOVE, clock=clock, version=member.version, moved=moved)
-        with span, self._failures_named(clock):
+        with span, failures_named(self._parts.identity, self._rebuild.line_at(clock)):
             states = self._exchanged(self._own_states(), after, clock)
             failpoints.reach("repartition.layers_half_moved")
             with parts.guard:
-                built = self._build(after, segment.frozen_layers)
+                built = self._rebuild.build(after, segment.frozen_layers)
             self._adopt(built, states, clock)
             parts.emulator.cover(*own, frozen=segment.frozen_layers, policies=parts.compute.memory.policies)
         parts.bounds = after
@@ -114,22 +120,6 @@ class LayerMover:
             seconds=round(parts.clock.monotonic() - started, 3),
         )
 
-    @contextmanager
-    def _failures_named(self, clock: Clock) -> Iterator[None]:
-        """Name the line of the script that cannot be done."""
-        try:
-            yield
-        except Unavailable:
-            raise
-        except Exception as error:
-            line = self._line_at(clock)
-            if not line:
-                raise
-            what = str(error) if isinstance(error, HetpipeError) else f"{type(error).__name__}: {error}"
-            raise ScriptFailed(
-                f"{line}, but {self._parts.identity} cannot: {what}; change the line, or remove it"
-            ) from error
-
     # -- states of layers --------------------------------------------------------------------------------------------
 
     def _own_states(self) -> States:
@@ -138,13 +128,10 @@ class LayerMover:
         weights, optimizer = parts.weights.at_barrier.views, parts.weights.optimizer.state()
         states: States = {}
         for layer in parts.layers:
-            module = layer.module
-            frozen = {name: module.get_parameter(local).detach() for local, name in layer.frozen.items()}
-            own = {name: module.get_buffer(local) for local, name in layer.buffers.items()}
             names = [name for name in layer.parameters.values() if name in weights]
             states[layer.index] = LayerState(
                 {name: weights[name] for name in names} | constants_of((layer,)),
-                {**frozen, **own},
+                constant_state(layer),
                 {name: optimizer[name] for name in names if name in optimizer},
             )
         return states
@@ -198,12 +185,10 @@ class LayerMover:
         for state in states.values():
             optimizer.load_state(state.optimizer)
         for layer in built.layers:
-            for local, name in layer.frozen.items():
-                layer.module.get_parameter(local).copy_(buffers[name])
             for name, parameter in constants_of((layer,)).items():
                 parameter.copy_(weights[name])
-            for local, name in layer.buffers.items():
-                layer.module.get_buffer(local).copy_(buffers[name])
+            for name, tensor in constant_state(layer).items():
+                tensor.copy_(buffers[name])
         forget_weights(built.layers)
         built.weights.start(clock, filled if parts.has_shards else None)
         parts.synchroniser.change_layers(built.slices, built.pool, deadline_seconds=parts.stall_seconds)
@@ -213,7 +198,28 @@ class LayerMover:
         parts.data = replace(parts.data, metrics=built.metrics, losses=built.losses)
 
 
-def _layers_text(own: Sequence[int]) -> str:
+@contextmanager
+def failures_named(who: StageIdentity, line: str) -> Iterator[None]:
+    """Name the line of the script that a stage cannot do; empty: there is none."""
+    try:
+        yield
+    except Unavailable:
+        raise
+    except Exception as error:
+        if not line:
+            raise
+        what = str(error) if isinstance(error, HetpipeError) else f"{type(error).__name__}: {error}"
+        raise ScriptFailed(f"{line}, but {who} cannot: {what}; change the line, or remove it") from error
+
+
+def constant_state(layer: Layer) -> dict[str, Tensor]:
+    """Buffers of a layer and its parameters that are not trained, by the model's names; live."""
+    module = layer.module
+    frozen = {name: module.get_parameter(local).detach() for local, name in layer.frozen.items()}
+    return frozen | {name: module.get_buffer(local) for local, name in layer.buffers.items()}
+
+
+def layers_text(own: Sequence[int]) -> str:
     """Layers of a stage, of its first one and the one after its last: `layers 0-2`."""
     first, last = own
     return f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"

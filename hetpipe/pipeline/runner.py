@@ -19,7 +19,7 @@ from hetpipe.pipeline.barrier import BarrierWork
 from hetpipe.pipeline.entry import Entry
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.moving import BuildStage, LayerMover
+from hetpipe.pipeline.moving import BuildStage, LayerMover, Rebuild
 from hetpipe.pipeline.non_finite import explained, known_data
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
@@ -72,7 +72,8 @@ class StageRunner:
         )
         self._entry = Entry(parts, inbox, self._waiter)
         self._barrier_work = BarrierWork(parts, inbox, self._waiter)
-        self._mover = LayerMover(parts, inbox, self._waiter, build, line_at)
+        self._rebuild = Rebuild(build, line_at)
+        self._mover = LayerMover(parts, inbox, self._waiter, self._rebuild)
 
     @property
     def peak_buffers(self) -> int:
@@ -121,6 +122,7 @@ class StageRunner:
                         segment.start,
                         blocks,
                         epoch=epoch,
+                        rebuild=self._rebuild,
                     ).run()
                 except NonFiniteUpdate as error:
                     parts = self._parts

@@ -29,6 +29,8 @@ from hetpipe.pipeline.data import Batch
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.frozen_prefix import AtBorder, Crossed, FrozenLayers, FrozenPrefix
 from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.live_move import LiveMove, Moment
+from hetpipe.pipeline.moving import ONE_CUT, Rebuild
 from hetpipe.pipeline.reading import Request
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
@@ -56,6 +58,14 @@ class _InFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class _Stage:
+    """The stage by one version of the plan."""
+
+    parts: StageParts
+    updates: Updates
+
+
+@dataclass(frozen=True, slots=True)
 class _FrozenLayers(FrozenLayers):
     """The frozen layers of a stage, for one minibatch."""
 
@@ -75,10 +85,11 @@ class _FrozenLayers(FrozenLayers):
 class SegmentRun:
     """Runs the segment that starts at `start`, in `epoch`.
 
-    `blocks` are this worker's minibatches, for the first and last stage.
+    `blocks` are this worker's minibatches, for the first and last stage. Where layers move while minibatches are in
+    flight, `rebuild` builds the stage by another cut.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a segment differs in
         self,
         parts: StageParts,
         inbox: Inbox,
@@ -89,8 +100,10 @@ class SegmentRun:
         blocks: tuple[Block, ...],
         *,
         epoch: int = 0,
+        rebuild: Rebuild = ONE_CUT,
     ) -> None:
         self._parts = parts
+        self._rebuild = rebuild
         self._inbox = inbox
         self._waiter = waiter
         self._tally = tally
@@ -120,7 +133,12 @@ class SegmentRun:
         #: Last stage, on a GPU: reports the loss of the minibatch whose backward has not been computed yet.
         self._pending_loss: Callable[[], None] | None = None
         self._clocks = ClockUse(parts, inbox, start)
-        self._updates = Updates(parts, tally, self._updated, start * self._n)
+        #: The stage by the newest version of the plan that computes here, and by the one before while it is needed.
+        self._newest = _Stage(parts, Updates(parts, tally, self._updated, start * self._n))
+        self._oldest = self._newest
+        #: The move of layers that has begun or comes next.
+        self._move: LiveMove | None = None
+        self._num_moves = 0
         self._opening_arrival: tuple[int, int] = (0, 0)
         self._reads = identity.is_first or identity.is_last
 
@@ -146,7 +164,7 @@ class SegmentRun:
                 self._inbox.on_arrival = None
 
     def _compute(self) -> None:
-        while not (self._drained() and self._updates.is_settled):
+        while not (self._drained() and self._is_settled):
             action = self._next_action()
             if action is None:
                 continue
@@ -160,13 +178,15 @@ class SegmentRun:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _next_action(self) -> Action | None:
-        """The next action; None after a sleep, a barrier frame or a frame about a norm."""
+        """The next action; None after a sleep, a barrier frame, a frame about a norm or a step of a move."""
         with self._inbox.condition:
             self._inbox.collect(needs_frames=True)
             self._fetch_ahead()
             frame = self._arrived_norms()
         if frame is not None:
             self._receive_norm(frame)
+            return None
+        if self._advance_move():
             return None
         with self._inbox.condition:
             self._clocks.wait_reason = ("", False)
@@ -190,10 +210,26 @@ class SegmentRun:
         return None
 
     def _fetch_ahead(self) -> None:
-        self._clocks.fetch_ahead(self._begun)
+        move = self._move
+        self._clocks.fetch_ahead(
+            self._begun, below=math.inf if move is None or not move.changes_layers else move.first_own
+        )
 
     def _arrived_norms(self) -> Frame | None:
-        """A frame about the norm of a gradient, if it is the next one from a neighbour."""
+        """A frame about the norm of a gradient, if it is the next one from a neighbour.
+
+        While layers move, also one behind others: what is before it may wait for the update that needs the norm.
+        """
+        if self._move is not None:
+            for queue, kind in (
+                (self._inbox.from_downstream, FrameKind.SQUARES),
+                (self._inbox.from_upstream, FrameKind.NORM),
+            ):
+                for arrived in queue:
+                    if arrived.frame.kind is kind and arrived.frame.minibatch <= self._backwarded:
+                        queue.remove(arrived)
+                        return arrived.frame
+            return None
         behind = self._inbox.from_downstream
         if behind and behind[0].frame.kind is FrameKind.SQUARES:
             return behind.popleft().frame
@@ -202,10 +238,11 @@ class SegmentRun:
         return None
 
     def _receive_norm(self, frame: Frame) -> None:
+        updates = self._stage_of(frame.minibatch).updates
         if frame.kind is FrameKind.SQUARES:
-            self._updates.add_squares(frame)
+            updates.add_squares(frame)
         else:
-            self._updates.apply_norm(frame)
+            updates.apply_norm(frame)
 
     def _drains_before(self, p: int) -> bool:
         """Whether the minibatches in flight must complete before `p` may start."""
@@ -239,6 +276,8 @@ class SegmentRun:
             return None
         if self._forwarded - self._backwarded >= self._limit or not self._has_weights(p) or not self._has_data():
             return None
+        if not self._has_layers(p):
+            return None
         if not self._clocks.opens(p):
             return None
         if self._opening_arrival[0] != p:
@@ -250,7 +289,7 @@ class SegmentRun:
         seen = self._parts.versions.forward_through(p, start=self._start)
         if self._drains_before(p):
             return False
-        if self._updates.through < seen:
+        if self._stage_of(seen).updates.through < seen:
             self._clocks.wait_reason = (f"the norm of the gradient of minibatch {seen}", False)
             return False
         return True
@@ -271,7 +310,9 @@ class SegmentRun:
         stages have completed the segment.
         """
         head = self._inbox.head(FrameKind.FORWARD) or self._inbox.head(FrameKind.EVALUATE)
-        if head is None or not self._is_here(head.frame):
+        if head is None or not self._has_layers(Minibatch(self._forwarded + 1), head.frame.version):
+            return None
+        if not self._is_here(head.frame):
             return None
         if self._reads and head.frame.kind is FrameKind.FORWARD and not self._has_data():
             return None
@@ -284,12 +325,94 @@ class SegmentRun:
 
     def _gradient(self) -> Ready | None:
         p = Minibatch(self._backwarded + 1)
+        if self._move is not None and not self._move.may_backward(p):
+            self._clocks.wait_reason = (self._move.awaited, False)
+            return None
         if self._parts.identity.is_last:
             return Ready(p, 0) if self._forwarded >= p else None
         queue = self._inbox.from_downstream
         # The next stage may hand layers over already, where this one still closes empty waves.
         is_gradient = bool(queue) and queue[0].frame.kind is FrameKind.BACKWARD
         return Ready(p, queue[0].arrival) if is_gradient else None
+
+    # -- layers that move while minibatches are in flight ------------------------------------------------------------
+
+    def _stage_of(self, p: int) -> _Stage:
+        """The stage by the version of the plan that computes minibatch `p`."""
+        move = self._move
+        return self._oldest if move is not None and p <= move.last else self._newest
+
+    @property
+    def _is_settled(self) -> bool:
+        return self._newest.updates.is_settled and self._oldest.updates.is_settled
+
+    def _has_layers(self, p: Minibatch, version: int = 0) -> bool:
+        """Whether this stage can compute `p`, which the previous stage computed by `version`."""
+        move = self._move
+        if move is not None and not move.may_forward(p):
+            self._clocks.wait_reason = (move.awaited, False)
+            return False
+        if version > self._stage_of(p).parts.plan_version:
+            self._clocks.wait_reason = (f"the record of version {version} of the plan", False)
+            return False
+        return True
+
+    def _advance_move(self) -> bool:
+        """Do what a move can do now, outside of the lock; returns whether that was anything."""
+        if self._move is None and not self._find_move():
+            return False
+        move = self._move
+        assert move is not None, "found above"
+        if move.is_due(self._forwarded):
+            move.build(self._rebuild)
+            assert move.new is not None, "just built"
+            updates = Updates(move.new, self._tally, self._updated, move.last)
+            self._newest = _Stage(move.new, updates)
+            return True
+        at = Moment(self._forwarded, self._backwarded, self._oldest.updates.through, self._closed)
+        has_done = move.advance(at, self._clock_of, self._switch_lender)
+        if move.is_complete:
+            self._oldest, self._move = self._newest, None
+            self._adopt(self._newest.parts)
+        return has_done
+
+    def _find_move(self) -> bool:
+        """Whether another move is announced in this segment."""
+        identity = self._parts.identity
+        with self._inbox.condition:
+            own = [
+                record
+                for record in self._inbox.log.moves
+                if (record.vw, record.incarnation) == (identity.vw, identity.incarnation)
+            ]
+            # The log may be at a later segment already.
+            segment = self._inbox.log.segment
+            if segment is None or segment.start != self._start or len(own) <= self._num_moves:
+                return False
+            self._move = LiveMove(self._newest.parts, self._inbox, own[self._num_moves], self._start)
+            self._num_moves += 1
+        return True
+
+    def _clock_of(self, p: Minibatch) -> Clock | None:
+        with self._inbox.condition:
+            return self._clocks.foretold(p)
+
+    def _switch_lender(self, p: Minibatch, clock: Clock) -> None:
+        if clock != self._clocks.in_use:
+            self._switch(self._oldest.parts, p, clock)
+
+    def _adopt(self, new: StageParts) -> None:
+        """Let the rest of the stage see the new version, as the old one has nothing left to do."""
+        parts = self._parts
+        parts.layers, parts.compute, parts.pool, parts.weights = new.layers, new.compute, new.pool, new.weights
+        parts.plan_version, parts.bounds, parts.data = new.plan_version, new.bounds, new.data
+
+    def _emulate(self, stage: _Stage) -> None:
+        """Let passes take the time of the layers that this version has."""
+        parts = stage.parts
+        if self._oldest is not self._newest:
+            own = parts.layers[0].index, parts.layers[-1].index + 1
+            parts.emulator.cover(*own, frozen=parts.frozen_layers, policies=parts.compute.memory.policies)
 
     # -- computing ---------------------------------------------------------------------------------------------------
 
@@ -298,14 +421,15 @@ class SegmentRun:
         if (frame := self._taken_evaluation()) is not None:
             self._evaluations.take(frame, self._evaluated_weights(p, Clock(frame.clock)))
             return
-        parts = self._parts
+        stage = self._stage_of(p)
+        parts = stage.parts
         flying, values = self._take_forward(p)
         if parts.identity.is_first:
             self._evaluate_if_due(p, flying.clock)
         self._flying[p] = flying
         self._begun = p
         if flying.clock != self._clocks.in_use:
-            self._switch(p, flying.clock)
+            self._switch(parts, p, flying.clock)
         version = parts.weights.forward(p)
         identity = parts.identity
         if (p - 1) % self._n == 0:
@@ -320,6 +444,7 @@ class SegmentRun:
             version=parts.plan_version,
             frozen=parts.frozen,
         )
+        self._emulate(stage)
         started = parts.clock.monotonic()
         with parts.guard:
             outputs, skipped = self._compute_forward(p, version, values)
@@ -330,14 +455,20 @@ class SegmentRun:
         self._tally.computed(Activity.FORWARD, p, started)
         if parts.downstream is not None:
             frame = Frame(
-                FrameKind.FORWARD, p, flying.clock, version.through, outputs, scale_exponent=flying.scale_exponent
+                FrameKind.FORWARD,
+                p,
+                flying.clock,
+                version.through,
+                outputs,
+                scale_exponent=flying.scale_exponent,
+                version=parts.plan_version,
             )
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
 
     def _begin_wave(self, p: Minibatch) -> None:
         """Apply the memory policies of the wave that begins with `p`."""
-        parts, identity = self._parts, self._parts.identity
+        parts, identity = self._stage_of(p).parts, self._parts.identity
         own = p + parts.shift
         policies = parts.compute.memory.begin_wave(own, self._gate.wave_of(p))
         if policies is not None:
@@ -354,7 +485,7 @@ class SegmentRun:
         Returns:
             What is sent to the next stage, and the layers that the cache has spared.
         """
-        parts, identity = self._parts, self._parts.identity
+        parts, identity = self._stage_of(p).parts, self._parts.identity
         if not self._reads:
             return self._run_layers(p, version, values)
         # An evaluation in between may have taken the place of what was read.
@@ -370,7 +501,7 @@ class SegmentRun:
 
     def _compute_loss(self, p: Minibatch, outputs: Values, batch: Batch) -> None:
         """Last stage: the loss of `p`; none if nothing in it counts, for the mean of nothing is not a number."""
-        parts = self._parts
+        parts = self._stage_of(p).parts
         weight = parts.data.weight_of(batch.target, batch.num_samples)
         self._flying[p] = replace(self._flying[p], weight=weight)
         if not weight:
@@ -410,7 +541,7 @@ class SegmentRun:
         self._tally.loss(p, MinibatchLoss(loss, weight, num_samples, each))
 
     def _run_layers(self, p: Minibatch, version: Version, values: Values) -> tuple[Values, range]:
-        parts = self._parts
+        parts = self._stage_of(p).parts
         saving = Remapping(version.weights) if parts.versions.is_predicting else None
         with failures_after_cut(f"the forward of minibatch {p + parts.shift} on {parts.identity}"):
             if parts.prefix is None or not parts.prefix.is_used:
@@ -447,7 +578,7 @@ class SegmentRun:
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
-            return _InFlight(self._clocks.chosen(p), self._updates.scale_exponent(p)), ()
+            return _InFlight(self._clocks.chosen(p), self._newest.updates.scale_exponent(p)), ()
         with self._inbox.condition:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
@@ -488,15 +619,16 @@ class SegmentRun:
                 self._parts.pool.release(self._inbox.fetched.pop(unused))
             return self._inbox.fetched[clock]
 
-    def _switch(self, p: Minibatch, clock: Clock) -> None:
-        self._parts.weights.switch(p, clock, self._fetched(clock))
+    def _switch(self, parts: StageParts, p: Minibatch, clock: Clock) -> None:
+        parts.weights.switch(p, clock, self._fetched(clock))
         with self._inbox.condition:
             # Not earlier: while this entry exists, no other fetched weights are moved to the device.
             del self._inbox.fetched[clock]
         self._clocks.in_use = clock
 
     def _backward(self, p: Minibatch) -> None:
-        parts, identity = self._parts, self._parts.identity
+        stage = self._stage_of(p)
+        parts, identity = stage.parts, self._parts.identity
         flying = self._flying.pop(p)
         version = parts.weights.backward(p)
         if not parts.is_frozen:  # else the frame without tensors tells only that the minibatch is done
@@ -511,17 +643,18 @@ class SegmentRun:
                 frozen=parts.frozen,
             )
         received, weight = self._take_gradients(p, flying)
+        self._emulate(stage)
         gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
         self._backwarded = p
-        self._updates.add(p, gradients, weight, flying.scale_exponent)
+        stage.updates.add(p, gradients, weight, flying.scale_exponent)
         if p == self._last:
-            self._updates.flush()
+            stage.updates.flush()
 
     def _compute_backward(
         self, p: Minibatch, flying: _InFlight, version: Version, gradients: tuple[Tensor | None, ...] | None
     ) -> dict[str, Tensor | None]:
         """Run the backward and send the gradients of the inputs upstream; returns those of the weights."""
-        parts = self._parts
+        parts = self._stage_of(p).parts
         started = parts.clock.monotonic()
         # Recomputation draws from the process's generators again.
         with parts.guard, failures_after_cut(f"the backward of minibatch {p + parts.shift} on {self._parts.identity}"):
@@ -532,7 +665,15 @@ class SegmentRun:
         parts.emulator.stretch(Kind.BACKWARD, started)
         self._tally.computed(Activity.BACKWARD, p, started)
         if parts.upstream is not None:
-            frame = Frame(FrameKind.BACKWARD, p, flying.clock, version.through, found.inputs, flying.weight)
+            frame = Frame(
+                FrameKind.BACKWARD,
+                p,
+                flying.clock,
+                version.through,
+                found.inputs,
+                flying.weight,
+                version=parts.plan_version,
+            )
             parts.upstream.send(frame, deadline_seconds=SEND_SECONDS)
         return found.weights
 
@@ -553,8 +694,8 @@ class SegmentRun:
             self._close_wave(p)
 
     def _close_wave(self, last: Minibatch) -> None:
-        parts = self._parts
-        wave = self._closed
+        stage = self._stage_of(last)
+        parts, wave = stage.parts, self._closed
         update = parts.weights.close_wave(wave, last)
         identity = parts.identity
         parts.history.wave_computed(
@@ -566,7 +707,7 @@ class SegmentRun:
             version=parts.plan_version,
             frozen=parts.frozen,
         )
-        squares = self._updates.take_squares(last)
+        squares = stage.updates.take_squares(last)
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start, squares=squares)
         self._closed = Wave(wave + 1)
         self._tally.wave_closed(self._closed, last)
@@ -601,8 +742,9 @@ class SegmentRun:
         """Complete the updates that would wait for minibatches beyond the barrier, now that it is known."""
         if self._last != self._backwarded:
             return
-        self._updates.flush()
-        if self._updates.through == self._last > self._closed * self._n:
+        updates = self._stage_of(self._last).updates
+        updates.flush()
+        if updates.through == self._last > self._closed * self._n:
             self._close_wave(Minibatch(self._last))
 
     def _drained(self) -> bool:
@@ -616,8 +758,8 @@ class SegmentRun:
         end = min(clock for clock in ends if clock is not None)
         while self._closed < end:
             wave = self._closed
-            self._updates.join_empty_wave(Minibatch((wave + 1) * self._n))
-            while not self._updates.is_settled:
+            self._newest.updates.join_empty_wave(Minibatch((wave + 1) * self._n))
+            while not self._is_settled:
                 self._next_action()
             if self._closed == wave:
                 empty = () if self._parts.identity.is_first else None

@@ -103,7 +103,7 @@ class Synchroniser(Protocol):
         ...
 
     def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
-        """Push and pull these slices from now on, in buffers of `pool`; at a barrier. Waits for pulls under way."""
+        """Push and pull these slices from now on, in buffers of `pool`. Waits for pulls under way."""
         ...
 
     def drain(self, *, deadline_seconds: float) -> None:

@@ -157,6 +157,9 @@ def _scripted(job: Mapping[str, Any], reached: int) -> Iterator[CutChange]:
     for line in script if isinstance(script, list) else ():
         try:
             clock, do, stages = line["at"].get("clock"), line["do"], tuple(map(int, line.get("stages") or ()))
+            if clock is None and do == "move":
+                per_wave = job["sync"]["minibatches_per_wave"]
+                clock = (line["at"]["p"] - 1) // (per_wave if isinstance(per_wave, int) else per_wave[line["vw"]])
             if do not in ("move", "drop", "add") or clock is None or clock > reached:
                 continue
             is_new = do == "add" and line.get("devices") is not None

@@ -149,10 +149,12 @@ class PlanChange:
     """A change of a virtual worker's plan that is decided before the run (plan-versions.md)."""
 
     clock: Clock
-    """The barrier at which it takes effect; ≥ 1."""
+    """The barrier at which it takes effect, or, live, the first wave of the new cut; ≥ 1."""
     vw: VirtualWorkerIndex
     bounds: tuple[int, ...] = ()
     """Stage k has the layers [bounds[k], bounds[k + 1]); empty: the cut stays, only a barrier is needed."""
+    live: bool = False
+    """Whether it sets no barrier: layers move while minibatches are in flight."""
 
 
 @dataclass(frozen=True, slots=True)

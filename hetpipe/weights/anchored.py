@@ -16,7 +16,7 @@ from hetpipe.errors import NonFiniteUpdate
 from hetpipe.values.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
-from hetpipe.weights.policy import Version, predicted_version, version_of
+from hetpipe.weights.policy import ANCHOR, Succession, Version, predicted_version, version_of
 
 
 class AnchoredWeights:
@@ -58,6 +58,8 @@ class AnchoredWeights:
         self._used: dict[int, Version] = {}
         #: Own ũ of the waves since the clock in use, in host memory: at most D + 2.
         self._updates: dict[Wave, FlatBuffer] = {}
+        #: Weights of minibatches whose forward is to come, from the version of the plan before.
+        self._borrowed: dict[int, FlatBuffer] = {}
         self.peak_at_rest = 0
 
     def number_by(self, table: VersionTable, shift: int) -> None:
@@ -100,7 +102,9 @@ class AnchoredWeights:
         """The weights of the forward of `p`."""
         self._forwarded = p
         self._let_go_before(p)
-        if self._table.is_predicting:
+        if p in self._borrowed:
+            version = version_of(self._borrowed.pop(p), self._table.forward_through(p, start=self._start))
+        elif self._table.is_predicting:
             version = self._predicted(self._table.forward_steps_ahead(p, start=self._start))
         else:
             version = self._version(p)
@@ -155,6 +159,38 @@ class AnchoredWeights:
             self._follow()
         self._note()
         return update
+
+    def lend(self, p: Minibatch) -> dict[str, Tensor]:
+        """Copies of the weights of `p`, which the next version of the plan computes."""
+        self._forwarded = p
+        lent = self._version(p).buffer
+        copies = {name: view.clone() for name, view in lent.views.items()}
+        self._pool.release(lent)
+        return copies
+
+    def begin(self, start: Clock, through: int) -> None:
+        """Begin inside the segment from `start`, after minibatch `through`, the last of a wave."""
+        self._start, self._closed = start, Wave(through // self._n)
+        self._forwarded = self._backwarded = through
+
+    def borrow(self, p: Minibatch, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of `p` from the version before."""
+        self._borrowed[p] = self._pool.take().fill_(weights)
+
+    def hand_over(self) -> Succession:
+        """After the last wave of this version: its anchor, and the own waves that others are built from."""
+        waves = {int(wave): update.views for wave, update in self._updates.items()}
+        return Succession(self._anchor_clock, self._anchor_through, {ANCHOR: self.at_barrier.views, **waves})
+
+    def take_over(self, found: Succession) -> None:
+        """Go on from the anchor and the own waves of the version before; ρ is zero."""
+        assert self._anchor is None and not self._updates, "it has nothing of its own yet"
+        for key, tensors in found.terms.items():
+            if key == ANCHOR:
+                self._anchor = self._pool.take().fill_(tensors)
+            else:
+                self._updates[Wave(key)] = self._pool.take_on_host().fill_(tensors)
+        self._anchor_clock, self._anchor_through = found.clock, found.through
 
     @property
     def at_barrier(self) -> FlatBuffer:

@@ -15,7 +15,7 @@ from hetpipe.errors import NonFiniteUpdate
 from hetpipe.values.ids import Clock, Minibatch, Wave
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.optimizer import StageOptimizer
-from hetpipe.weights.policy import Version, predicted_version, version_of
+from hetpipe.weights.policy import ANCHOR, Succession, Version, predicted_version, version_of
 
 
 class DirectWeights:
@@ -31,6 +31,8 @@ class DirectWeights:
         self._newest = first
         #: The last minibatch whose update is in the newest weights.
         self._through = 0
+        #: The minibatch after which it began inside a segment.
+        self._begun_after = 0
         #: Older versions still needed, by the minibatch they include.
         self._older: dict[int, FlatBuffer] = {}
         #: Minibatches between their forward and the end of their backward, with their weights.
@@ -104,6 +106,30 @@ class DirectWeights:
             first = wave * self._table.minibatches_per_wave + 1 + self._shift
             minibatches = range(first, last + 1 + self._shift)
             raise NonFiniteUpdate.in_parameter(name, quantity="update", minibatches=minibatches)
+
+    def lend(self, p: Minibatch) -> dict[str, Tensor]:
+        """Copies of the weights of `p`, which the next version of the plan computes."""
+        through = self._table.forward_through(p, start=self._start)
+        return {name: view.clone() for name, view in self._buffer(through).views.items()}
+
+    def begin(self, start: Clock, through: int) -> None:
+        """Begin inside the segment from `start`; the newest weights are not known before `take_over`."""
+        self._start, self._through, self._begun_after = start, -1, through
+
+    def borrow(self, p: Minibatch, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of `p` from the version before."""
+        through = self._table.forward_through(p, start=self._start)
+        if through not in self._older:
+            self._older[through] = self._pool.take().fill_(weights)
+
+    def hand_over(self) -> Succession:
+        """After the last wave of this version: the newest weights."""
+        return Succession(self._start, Wave(self._start), {ANCHOR: self._newest.views})
+
+    def take_over(self, found: Succession) -> None:
+        """Go on from the newest weights of the version before."""
+        self._newest.fill_(found.terms[ANCHOR])
+        self._through = self._begun_after
 
     @property
     def at_barrier(self) -> FlatBuffer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +104,12 @@ class FlatBuffer:
     def copy_(self, other: FlatBuffer) -> FlatBuffer:
         """Copy the contents of `other`."""
         self.data.copy_(other.data)
+        return self
+
+    def fill_(self, tensors: Mapping[str, Tensor]) -> FlatBuffer:
+        """Copy the tensors of these names into its views; others are ignored."""
+        for name, view in self.views.items():
+            view.copy_(tensors[name])
         return self
 
     def carry_over_(self, other: FlatBuffer, slots: Iterable[Slot]) -> FlatBuffer:

@@ -47,6 +47,22 @@ def predicted_version(
     return version_of(ahead, through)
 
 
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """What the weights of the next version of a plan go on from, after a whole wave (plan-versions.md §9)."""
+
+    clock: Clock
+    """W* of the anchor."""
+    through: Wave
+    """The own whole waves in the anchor."""
+    terms: Mapping[int, Mapping[str, Tensor]]
+    """`ANCHOR`: parameter name → B, or the newest weights; a wave: → its ũ, as far as anchors may still need it."""
+
+
+#: The key of the anchor among the terms of a `Succession`.
+ANCHOR = -1
+
+
 class StageWeights(Protocol):
     """The versions of one stage. Not thread-safe: one compute thread uses it.
 
@@ -105,6 +121,26 @@ class StageWeights(Protocol):
         Raises:
             NonFiniteUpdate: names parameter and minibatch.
         """
+        ...
+
+    def lend(self, p: Minibatch) -> dict[str, Tensor]:
+        """Copies of the weights of `p`, which the next version of the plan computes; once per minibatch, in order."""
+        ...
+
+    def begin(self, start: Clock, through: int) -> None:
+        """Begin inside the segment from `start`, after minibatch `through`, the last of a wave."""
+        ...
+
+    def borrow(self, p: Minibatch, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of `p` from the version before; those of the layers of this stage are copied."""
+        ...
+
+    def hand_over(self) -> Succession:
+        """After the last wave of this version: what the next one goes on from; the tensors are live."""
+        ...
+
+    def take_over(self, found: Succession) -> None:
+        """Go on from the version before, after its last wave; the terms have all parameters of this stage."""
         ...
 
     @property

@@ -148,3 +148,47 @@ def policies_of_another_cut(histories: Histories) -> None:
 def predicted_weights_recomputed_between_barriers(histories: Histories) -> None:
     """No barrier is at clock 1, where p = 3 begins."""
     record(histories, FIRST_STAGE, event="memory", p=5)["p"] = 3
+
+
+#: Worker 0 has five layers on its first stage from wave 2 on, without a barrier.
+LIVE = Scenario(live=((2, 0, (0, 5, 6)),), num_samples=40)
+
+
+@_corruption(LIVE, Kind.PLAN_VERSION)
+def live_computed_by_the_plan_before(histories: Histories) -> None:
+    """All of the first minibatch after a live move as if nothing had moved."""
+    _set_version(histories, 5, 0, FIRST_STAGE, LAST_STAGE)
+
+
+@_corruption(LIVE, Kind.PLAN_VERSION)
+def live_computed_by_the_plan_to_come(histories: Histories) -> None:
+    _set_version(histories, 4, 1, FIRST_STAGE, LAST_STAGE)
+
+
+@_corruption(LIVE, Kind.LAYER_COVERAGE, Kind.PLAN_VERSION)
+def live_layers_computed_twice(histories: Histories) -> None:
+    """The stage that gave layers away goes on with them."""
+    _set_version(histories, 6, 0, LAST_STAGE)
+
+
+@_corruption(LIVE, Kind.LAYER_COVERAGE, Kind.PLAN_VERSION)
+def live_backward_by_the_plan_before(histories: Histories) -> None:
+    record(histories, FIRST_STAGE, event="backward", p=5)["version"] = 0
+
+
+@_corruption(LIVE, Kind.PLAN_VERSION, Kind.SLICE_NOT_OWNED, Kind.COMMITTED_UNSTAGED)
+def live_move_nobody_announced(histories: Histories) -> None:
+    remove(histories, CLOCK_SHARD, event="plan", vw=0, version=1)
+
+
+@_corruption(LIVE, Kind.PLAN)
+def live_move_without_its_sign(histories: Histories) -> None:
+    """A version that begins where there is no barrier."""
+    del record(histories, CLOCK_SHARD, event="plan", vw=0, version=1)["live"]
+
+
+@_corruption(LIVE, Kind.PLAN, Kind.PLAN_VERSION)
+def live_move_to_an_older_version(histories: Histories) -> None:
+    plan = record(histories, CLOCK_SHARD, event="plan", vw=0, version=1)
+    before = record(histories, CLOCK_SHARD, event="plan", vw=0, version=0)
+    plan["version"], before["version"] = 1, 1

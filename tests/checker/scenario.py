@@ -56,6 +56,8 @@ class Scenario:
     """The stages that it then has; None: as many as before."""
     moves: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
     """(clock, worker, bounds of its stages from there on); then histories have `plan` lines and versions."""
+    live: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    """(wave, worker, bounds of its stages from there on), without a barrier; at most one of a worker in a segment."""
     frozen: tuple[tuple[int, int], ...] = ()
     """(completed epochs, layers that are frozen from there on, each with its parameters)."""
     alpha: str | None = None

@@ -109,7 +109,7 @@ class _Machine:
 
     def run(self) -> Histories:
         self.decide("publish", clock=self.published)
-        if self.scenario.moves:
+        if self.has_plans:
             for worker in self.workers.values():
                 self.decide("join", **self.joined(worker), num_stages=worker.num_stages)
                 self.decide_plan(worker)
@@ -268,7 +268,7 @@ class _Machine:
             stage.backwarded = item.p
             predicts = self.scenario.weights in ("predict", "spectrain")
             through = stage.updates[-1] if predicts else item.through[index]
-        version = {"version": worker.version} if self.scenario.moves else {}
+        version = {"version": self.plan_in(worker, (item.p - 1) // self.num_of(worker))[0]} if self.has_plans else {}
         if event == "forward" or not self.is_frozen(worker, index):
             own = {**version, **self.own_frozen}
             self.write_of(worker, index, event, p=item.p, clock=item.clock, local_through=through, **own)
@@ -322,7 +322,7 @@ class _Machine:
             return
         for stage in range(worker.num_stages):
             for shard in range(self.scenario.num_shards):
-                slices = self.scenario.slices_on(worker.bounds, stage, shard, self.frozen)
+                slices = self.scenario.slices_on(self.plan_in(worker, wave)[1], stage, shard, self.frozen)
                 if slices:
                     who: Record = {"vw": worker.vw, "incarnation": worker.incarnation, "stage": stage}
                     file = f"parameter_server-{shard}.jsonl"
@@ -333,7 +333,7 @@ class _Machine:
                         **who,
                         wave=wave,
                         shard=shard,
-                        slices=slices if self.scenario.moves or self.scenario.frozen else len(slices),
+                        slices=slices if self.has_plans or self.scenario.frozen else len(slices),
                     )
 
     # -- shards --
@@ -371,7 +371,7 @@ class _Machine:
                 self.workers[worker.vw] = worker
                 stages = {"num_stages": worker.num_stages} if self.drained else {}
                 self.decide("join", **self.joined(worker), **stages)
-                if self.scenario.moves:
+                if self.has_plans:
                     self.decide_plan(worker)
             self.absent.clear()
         self.decide("publish", clock=self.published)
@@ -386,6 +386,24 @@ class _Machine:
         """The fields of a join at the barrier."""
         own = {"minibatches_per_wave": self.num_of(worker)} if self.scenario.waves else {}
         return {"vw": worker.vw, "incarnation": worker.incarnation, "clock": self.barrier, **own}
+
+    @property
+    def has_plans(self) -> bool:
+        return bool(self.scenario.moves or self.scenario.live)
+
+    def plan_in(self, worker: _Worker, wave: int) -> tuple[int, tuple[int, ...]]:
+        """Version and bounds of a worker's plan in a wave of the current segment."""
+        for at, vw, bounds in self.scenario.live:
+            if vw == worker.vw and self.floor < at <= wave:
+                return worker.version + 1, bounds
+        return worker.version, worker.bounds
+
+    def announce_moves(self) -> None:
+        for at, vw, bounds in self.scenario.live:
+            if self.floor < at < self.barrier and vw in self.workers:
+                worker = self.workers[vw]
+                life = {"vw": vw, "incarnation": worker.incarnation}
+                self.decide("plan", **life, clock=at, version=worker.version + 1, bounds=list(bounds), live=True)
 
     def decide_plan(self, worker: _Worker) -> None:
         life = {"vw": worker.vw, "incarnation": worker.incarnation}
@@ -455,7 +473,11 @@ class _Machine:
         if is_over:
             self.ended = True
             return
-        self.floor = clock = self.published
+        before, clock = self.floor, self.published
+        self.floor = clock
+        for at, vw, bounds in self.scenario.live:
+            if before < at < clock:
+                self.workers[vw].bounds, self.workers[vw].version = bounds, self.workers[vw].version + 1
         for at, vw, bounds in self.scenario.moves:
             if at == clock:
                 self.workers[vw].bounds, self.workers[vw].version = bounds, self.workers[vw].version + 1
@@ -476,6 +498,7 @@ class _Machine:
             self.set_barrier(checkpoint, "checkpoint")
         else:
             self.set_barrier(barrier, "+".join(["checkpoint", *words] if checkpoint == barrier and every else words))
+        self.announce_moves()
 
     def deal(self) -> tuple[int, list[str]]:
         """Deal blocks wave by wave, by completion; how many waves they make, and the reasons of their barrier."""

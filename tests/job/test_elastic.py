@@ -247,3 +247,32 @@ def test_another_virtual_worker_takes_the_place_of_the_only_one() -> None:
 def test_other_virtual_workers_that_cannot_be(lines: tuple[dict[str, Any], ...], wrong: str) -> None:
     found = problems(elastic=script(*lines), workers={"count": 1, "stages": 2})
     assert found[0].startswith(wrong), found
+
+
+def live(**changes: Any) -> dict[str, Any]:
+    return line(at={"p": 9}, **changes)
+
+
+def test_a_line_may_move_layers_without_a_barrier() -> None:
+    made = job(elastic=script(live()), sync={"kind": "wsp", "D": 1, "minibatches_per_wave": 4, "deterministic": True})
+    assert made.elastic.clocks == []
+    assert [number for number, _ in made.elastic.live_moves] == [0]
+    assert Job.model_validate(made.model_dump(mode="json")) == made
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"weights": "stash"}, "under weights: stash versions depend on the stage; use weights: "),
+        ({"sync": {"deterministic": False}}, "the clock of a minibatch depends on the time; set `sync.deterministic"),
+        ({"gradients": {"max_norm": 1.0, "clip": "stage"}}, "the norm of a stage's gradient depends on its layers"),
+        ({"elastic": script(live(), memory())}, "lines `memory` of the script and moves between barriers are not"),
+        ({"freeze": {"layers": 1}}, "`freeze` and moves between barriers are not combined"),
+    ],
+)
+def test_where_layers_move_at_barriers_only(changes: dict[str, Any], why: str) -> None:
+    sync = {"kind": "wsp", "D": 1, "minibatches_per_wave": 4, "deterministic": True, **changes.get("sync", {})}
+    (problem,) = problems(**{"elastic": script(live()), **changes, "sync": sync})
+    assert problem.startswith("elastic.script[0].at: is a minibatch of virtual worker 0, but ")
+    assert why in problem
+    assert "give a `clock`" in problem

@@ -24,9 +24,9 @@ def message_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(data + b"\xff" * (FIRST_MESSAGE_BYTES - len(data)))
 
 
-def prefix(*, kind: int = 1, num_tensors: int = 0, magic: bytes = b"HPF1") -> bytes:
+def prefix(*, kind: int = 1, num_tensors: int = 0, magic: bytes = b"HPF2") -> bytes:
     """The fixed part of a header, written here a second time so that a change of the format is noticed."""
-    return struct.pack("<4sBxHqqqq", magic, kind, num_tensors, 5, 6, 7, 8)
+    return struct.pack("<4sBxHqqqqq", magic, kind, num_tensors, 5, 6, 7, 8, 9)
 
 
 tensors = st.one_of(
@@ -85,14 +85,14 @@ def test_a_small_frame_arrives_bit_for_bit_in_one_message(frame: Frame, kind: in
     outgoing = encode(frame)
     assert outgoing.following == ()
     message = message_of(outgoing.first)
-    assert struct.unpack_from("<4sBBHqqqq", message) == (
-        *(b"HPF1", kind, frame.scale_exponent, len(frame.tensors)),
-        *(frame.minibatch, frame.clock, frame.local_through, weight),
+    assert struct.unpack_from("<4sBBHqqqqq", message) == (
+        *(b"HPF2", kind, frame.scale_exponent, len(frame.tensors)),
+        *(frame.minibatch, frame.clock, frame.local_through, weight, frame.version),
     )
     header = decode(message, _LIMITS)
     assert isinstance(header, FrameHeader)
     received = header.frame(tuple(inside(message, entry) for entry in header.tensors))
-    for name in ("kind", "minibatch", "clock", "local_through", "weight", "scale_exponent"):
+    for name in ("kind", "minibatch", "clock", "local_through", "weight", "scale_exponent", "version"):
         assert getattr(received, name) == getattr(frame, name)
     for found, sent in zip(received.tensors, frame.tensors, strict=True):
         assert found is not None and sent is not None
@@ -140,7 +140,7 @@ def test_goodbye() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"HPF1", "shorter than its header"),
+        (b"HPF2", "shorter than its header"),
         (prefix(magic=b"JUNK"), "JUNK"),
         (prefix(kind=200), "unknown frame kind 200"),
         (prefix(num_tensors=MAX_TENSORS + 1), "513 tensors"),

@@ -15,7 +15,7 @@ from hetpipe import failpoints
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.errors import ScriptFailed
-from hetpipe.job.elastic import MoveLine
+from hetpipe.job.elastic import MoveLine, ScriptMoment
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import PlanVersion
@@ -41,6 +41,12 @@ def plans(folder: Path) -> list[tuple[int, int, int, list[int]]]:
 def moved(folder: Path) -> list[MoveLine]:
     """The moves that a run has decided, as lines of a script."""
     return [line for line in script_of(read_decisions(folder)) if isinstance(line, MoveLine)]
+
+
+def barrier_move(line: MoveLine) -> tuple[int, int, tuple[int, ...]]:
+    """A line that moves layers at a barrier, as `Case.moves` has it."""
+    assert isinstance(line.at, ScriptMoment), "runs decide no others by themselves"
+    return line.at.clock, line.vw, line.stages
 
 
 def assert_moved(what: Case, folder: Path, **options: Any) -> None:
@@ -239,11 +245,9 @@ def test_decisions_of_a_run_are_a_script_with_its_bits(what: Case, tmp_path: Pat
     run(what, tmp_path / "run", deaths=tuple(moves))
     script = moved(tmp_path / "run")
     done = [(clock, vw, PlanVersion(0, tuple(bounds), ())) for clock, vw, _, bounds in plans(tmp_path / "run") if clock]
-    assert [(line.at.clock, line.vw, line.stages) for line in script] == [
-        (clock, vw, version.layer_counts) for clock, vw, version in done
-    ]
+    assert [barrier_move(line) for line in script] == [(clock, vw, version.layer_counts) for clock, vw, version in done]
     assert {line.vw for line in script} == {0, 1}
-    again = replace(what, moves=tuple((line.at.clock, line.vw, line.stages) for line in script))
+    again = replace(what, moves=tuple(barrier_move(line) for line in script))
     assert_moved(again, tmp_path / "again")
     assert_same_bits(trained(tmp_path / "run"), run_reference(again.reference()))
     assert read_decisions(tmp_path / "again") == (), "a scripted run decides nothing by itself"
@@ -255,7 +259,7 @@ def test_an_operator_moves_layers_without_parameter_servers(tmp_path: Path) -> N
     )
     run(what, tmp_path, deaths=(death("before forward", 3, how="moved", stages=(4, 1)),))
     (line,) = moved(tmp_path)
-    again = replace(what, moves=((line.at.clock, line.vw, line.stages),))
+    again = replace(what, moves=(barrier_move(line),))
     assert_same_bits(trained(tmp_path), run_reference(again.reference()))
 
 

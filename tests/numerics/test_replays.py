@@ -16,6 +16,7 @@ from hetpipe.server.decisions_file import read_decisions
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, run, trained
 from tests.numerics.test_deaths import death
 from tests.numerics.test_freezing import assert_frozen
+from tests.numerics.test_moves import barrier_move
 
 pytestmark = pytest.mark.matrix
 
@@ -30,7 +31,7 @@ def replayed(what: Case, folder: Path) -> Case:
     return replace(
         what,
         freeze=kept,
-        moves=tuple((line.at.clock, line.vw, line.stages) for line in script if isinstance(line, MoveLine)),
+        moves=tuple(barrier_move(line) for line in script if isinstance(line, MoveLine)),
         freezes=tuple((line.at.clock, line.layers) for line in script if isinstance(line, FreezeLine)),
         extra_barriers=tuple(line.at.clock for line in script if isinstance(line, BarrierLine)),
     )

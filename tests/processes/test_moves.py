@@ -16,6 +16,7 @@ from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.decisions import MoveDecision
 from tests.numerics.compare import ADAMW, Case, assert_same_bits, trained
 from tests.numerics.test_deaths import BATCH_NORM
+from tests.numerics.test_moves import barrier_move
 from tests.polling import wait_until
 from tests.processes.harness import Train, write_job
 from tests.processes.test_elastic import workers
@@ -135,6 +136,6 @@ def test_layers_move_as_an_operator_asks(tmp_path: Path) -> None:
     ]
     again = replace(
         what,
-        moves=tuple((line.at.clock, line.vw, line.stages) for line in script_of(moves) if isinstance(line, MoveLine)),
+        moves=tuple(barrier_move(line) for line in script_of(moves) if isinstance(line, MoveLine)),
     )
     assert_same_bits(trained(train.run_dir), run_reference(again.reference()))

@@ -13,6 +13,7 @@ from hetpipe.decide.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
+    PlanRecord,
     PublishRecord,
     SegmentMember,
     SegmentRecord,
@@ -250,6 +251,7 @@ RECORDS = (
     BarrierRecord(4, Clock(4), "epoch", 0),
     PublishRecord(5, Clock(1), (Clock(0), Clock(1))),
     EvictRecord(6, Vw(1), Incarnation(3), Clock(0)),
+    PlanRecord(7, Vw(0), Incarnation(0), Clock(3), 1, (0, 1, 4)),
 )
 
 _AGENT, _TOKEN, _MEMBER = AgentId("n0"), Registration("0123"), MemberId("n0")

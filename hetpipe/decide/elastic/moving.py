@@ -16,6 +16,16 @@ class Crossing:
     """Whether they go to the later of the two stages."""
 
 
+def stays_near(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether every layer stays in its stage or goes to one next to it.
+
+    >>> stays_near((0, 1, 2, 5), (0, 2, 3, 5)), stays_near((0, 1, 2, 5), (0, 3, 4, 5))
+    (True, False)
+    """
+    inner = range(1, len(before) - 1)
+    return all(before[border - 1] <= after[border] <= before[border + 1] for border in inner)
+
+
 def crossing(before: Sequence[int], after: Sequence[int], border: int) -> Crossing:
     """The layers that cross the border between stages `border` and `border + 1`; all go in one direction.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from hetpipe.decide.elastic.freezing import freezing_of
+from hetpipe.decide.elastic.moving import stays_near
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths, wave_change_at
@@ -30,7 +31,16 @@ from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
 from hetpipe.values.policies import POLICIES
-from hetpipe.values.sync import DataSpec, MemberChange, PlanChange, Progress, WaveChange, WaveNumbers, is_absent
+from hetpipe.values.sync import (
+    DataSpec,
+    MemberChange,
+    PlanChange,
+    Progress,
+    WaveChange,
+    WaveNumbers,
+    is_absent,
+    layer_counts,
+)
 
 
 def plan_changes(job: Job) -> tuple[PlanChange, ...]:
@@ -40,13 +50,17 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
     """
     found = []
     for line in job.elastic.script:
+        if isinstance(line, MoveLine) and isinstance(line.at, MinibatchMoment):
+            vw = VirtualWorkerIndex(line.vw)
+            first = (line.at.p - 1) // job.minibatches_of(vw)
+            found.append(PlanChange(Clock(first), vw, (0, *accumulate(line.stages)), live=True))
         if isinstance(line.at, MinibatchMoment) or isinstance(line, WavesLine | DropLine | FreezeLine):
             continue
         cut = _new_cut(line)
         if cut or not isinstance(line, AddLine):
             vw = VirtualWorkerIndex(0 if isinstance(line, BarrierLine) else line.vw)
             found.append(PlanChange(Clock(line.at.clock), vw, (0, *accumulate(cut)) if cut else ()))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda change: change.clock))
 
 
 def _new_cut(line: ScriptLine) -> tuple[int, ...]:
@@ -123,19 +137,19 @@ def most_minibatches_per_wave(job: Job, worker: VirtualWorkerPlan) -> int:
 
 def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine | FreezeLine | BarrierLine, ...]:
     """The lines of a script that repeat what a run has decided, at the clocks at which that took effect, in order."""
-    found: list[MoveLine | FreezeLine | BarrierLine] = []
+    found: list[tuple[int, int, MoveLine | FreezeLine | BarrierLine]] = []
     for line in decisions:
+        if isinstance(line, MoveJudgement):
+            continue  # it changes nothing
+        clock, at = line.at.clock, ScriptMoment(clock=line.at.clock)
         match line:
             case MoveDecision():
-                at = ScriptMoment(clock=line.at.clock)
-                found.append(MoveLine(at=at, do=line.do, vw=line.vw, stages=line.stages))
+                found.append((clock, line.vw, MoveLine(at=at, do=line.do, vw=line.vw, stages=line.stages)))
             case FreezeDecision():
-                found.append(FreezeLine(at=ScriptMoment(clock=line.at.clock), do=line.do, layers=line.layers))
+                found.append((clock, -1, FreezeLine(at=at, do=line.do, layers=line.layers)))
             case BarrierDecision():
-                found.append(BarrierLine(at=ScriptMoment(clock=line.at.clock), do=line.do))
-            case MoveJudgement():
-                """It changes nothing."""
-    return tuple(sorted(found, key=lambda line: (line.at.clock, line.vw if isinstance(line, MoveLine) else -1)))
+                found.append((clock, -1, BarrierLine(at=at, do=line.do)))
+    return tuple(line for _, _, line in sorted(found, key=lambda entry: entry[:2]))
 
 
 def next_add(job: Job, vw: VirtualWorkerIndex, after: int) -> tuple[int, AddLine] | None:
@@ -168,13 +182,18 @@ def building_line(job: Job, vw: VirtualWorkerIndex, clock: int) -> str:
     """The newest line at or below `clock` that builds a virtual worker's stages anew, for a message; empty: none."""
     found = ""
     for number, line in enumerate(job.elastic.script):
-        if isinstance(line, MoveLine | AddLine) and _new_cut(line) and line.vw == vw and line.at.clock <= clock:
+        if isinstance(line, MoveLine | AddLine) and _new_cut(line) and line.vw == vw:
             what = f"moves layers of virtual worker {vw} to {list(_new_cut(line))}"
-        elif isinstance(line, FreezeLine) and line.at.clock <= clock:
+        elif isinstance(line, FreezeLine):
             what = f"freezes {line.layers} layers"
         else:
             continue
-        found = f"elastic.script[{number}]: {what} at clock {line.at.clock}"
+        if isinstance(line.at, MinibatchMoment):
+            at, when = (line.at.p - 1) // job.minibatches_of(vw), f"minibatch {line.at.p}"
+        else:
+            at, when = line.at.clock, f"clock {line.at.clock}"
+        if at <= clock:
+            found = f"elastic.script[{number}]: {what} at {when}"
     return found
 
 
@@ -239,12 +258,35 @@ class _ScriptedRun:
                 if not any(concerns(layer, index, name) for index, name in enumerate(self.names)):
                     known = f"0 to {len(self.names) - 1}: {', '.join(self.names)}"
                     yield f"names layer {layer}, but the model has the layers {known}"
-            if isinstance(line.at, MinibatchMoment):
-                yield from self._mistakes_of_moment(line.vw, line.at.p)
+        if isinstance(line, MemoryLine | MoveLine) and isinstance(line.at, MinibatchMoment):
+            yield from self._mistakes_of_moment(line.vw, line.at.p)
+            yield from self._mistakes_of_live(line)
         if (wave := self._wave(line)) >= self.end:
             yield (
                 f"is at clock {wave}, but the run ends at clock {self.end}, where nothing is trained any more; use a "
                 "lower one, or train longer"
+            )
+
+    def _mistakes_of_live(self, line: MoveLine | MemoryLine) -> Iterator[str]:
+        """Why layers cannot move without a barrier."""
+        if isinstance(line, MemoryLine):
+            return
+        worker, wave = self.plan.virtual_workers[line.vw], self._wave(line)
+        known, after = self.start.plans.get(worker.index), (0, *accumulate(line.stages))
+        if worker.index in self.start.waves:
+            yield ("is a minibatch, but the run goes on from one in which N has changed; give a `clock`")
+        before = known.bounds if known is not None and known.planned == worker.bounds else worker.bounds
+        for other in self.job.elastic.moves:
+            if other is line or other.vw != line.vw or self._wave(other) <= self.start.clock:
+                continue
+            if self._wave(other) == wave:
+                yield f"moves virtual worker {line.vw} a second time in wave {wave}; remove one"
+            if self._wave(other) < wave:
+                before = (0, *accumulate(other.stages))
+        if len(before) == len(after) and not stays_near(before, after):
+            yield (
+                f"moves layers of virtual worker {line.vw} from {list(layer_counts(before))} to {list(line.stages)}, "
+                "some beyond the next stage; give a `clock`, as without a barrier they go to a neighbour only"
             )
 
     def disorder(self, line: ScriptLine, reached: dict[int, int]) -> Iterator[str]:
@@ -350,7 +392,7 @@ class _ScriptedRun:
 
     def _wave(self, line: ScriptLine) -> int:
         """The first wave in which a line is in effect."""
-        if isinstance(line, MemoryLine) and isinstance(line.at, MinibatchMoment):
+        if isinstance(line, MemoryLine | MoveLine) and isinstance(line.at, MinibatchMoment):
             return self._numbers_at(line.vw, line.at.p)[0]
         assert isinstance(line.at, ScriptMoment), "other lines begin at barriers"
         return line.at.clock

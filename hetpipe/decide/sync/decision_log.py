@@ -23,6 +23,7 @@ from hetpipe.decide.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
+    PlanRecord,
     PublishRecord,
     Record,
     SegmentMember,
@@ -101,7 +102,7 @@ class LogConfig:
     @property
     def plan_clocks(self) -> list[Clock]:
         """The clocks of the barriers at which something changes, or layers freeze."""
-        clocks = [change.clock for change in self.plan_changes]
+        clocks = [change.clock for change in self.plan_changes if not change.live]
         clocks += [change.clock for change in self.wave_changes]
         clocks += [change.clock for change in self.member_changes]
         return [*clocks, *(() if self.freezing is None else self.freezing.clocks)]
@@ -873,8 +874,8 @@ class DecisionLog:
             self.members[vw] = Member(newcomer.num_stages, newcomer.incarnation, start, start, start, start)
         self.members = dict(sorted(self.members.items()))
         self._count_minibatches(passed.start, start)
+        self._change_plans(passed.start, start, ends=ends)
         if not ends:
-            self._change_plans(passed.start, start)
             self._change_waves(passed.start, start)
             self._freeze(passed, start, squares)
         frozen = self.progress.frozen
@@ -912,9 +913,12 @@ class DecisionLog:
         for reason in asked:
             self._request_barrier(reason)
 
-    def _change_plans(self, after: Clock, upto: Clock) -> None:
-        """Apply the changes of plans decided for the barriers at the clocks after `after`, up to `upto`."""
-        moves, self.moves = self.moves, {}
+    def _change_plans(self, after: Clock, upto: Clock, *, ends: bool) -> None:
+        """Apply the changes of plans decided for the clocks after `after`, up to `upto`, where the run may end.
+
+        There only those are made that were live, in waves before it.
+        """
+        moves, self.moves = {} if ends else self.moves, {}
         for vw, move in sorted(moves.items()):
             member, known = self.members.get(vw), self.plans.get(vw)
             if known is not None and member is not None and member.incarnation == move.incarnation:
@@ -923,8 +927,30 @@ class DecisionLog:
                 self.decided[vw] = DecidedMove(upto, moved.version, move)
         for change in self.config.plan_changes:
             plan = self.plans.get(change.vw)
-            if plan is not None and change.bounds and after < change.clock <= upto:
+            is_made = change.live and change.clock < upto if ends else True
+            if plan is not None and change.bounds and after < change.clock <= upto and is_made:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
+        # Who has moved its layers before the barrier already changes nothing there.
+        self.moved = tuple(vw for vw in self.moved if not self._has_moved_live(vw, after, upto))
+
+    def _has_moved_live(self, vw: VirtualWorkerIndex, after: Clock, upto: Clock) -> bool:
+        """Whether a member has computed waves after the barrier at `after` by the version it has at that at `upto`."""
+        member = self.members.get(vw)
+        if member is None or member.start > after:
+            return False
+        own = [change for change in self.config.plan_changes if change.vw == vw and after < change.clock <= upto]
+        return bool(own) and own[-1].live and own[-1].clock < upto
+
+    def _announce_moves(self) -> None:
+        """Announce the live moves in the segment that has just been planned."""
+        for vw, member in self.members.items():
+            plan = self.plans.get(vw)
+            version = 0 if plan is None else plan.version
+            for change in self.config.plan_changes:
+                if change.vw == vw and change.live and self.segment.start < change.clock < self.segment.end:
+                    version += 1
+                    record = PlanRecord(self.num_records, vw, member.incarnation, change.clock, version, change.bounds)
+                    self._append(record)
 
     def _count_minibatches(self, since: Clock, upto: Clock) -> None:
         """Continue the numbering of minibatches at the barrier at `upto`, after the waves before it."""
@@ -994,6 +1020,7 @@ class DecisionLog:
         )
         self.dealt_to = tuple(self.members)
         segment = self.segment
+        self._announce_moves()
         self._append(BarrierRecord(self.num_records, segment.end, segment.reason, segment.epoch))
 
     def _forget(self) -> None:

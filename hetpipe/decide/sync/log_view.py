@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
+from hetpipe.decide.sync.records import (
+    BarrierRecord,
+    CommitRecord,
+    EvictRecord,
+    PlanRecord,
+    PublishRecord,
+    Record,
+    SegmentRecord,
+)
 from hetpipe.decide.sync.segment import ends_run
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 
@@ -26,6 +34,8 @@ class LogView:
         self.members: dict[VirtualWorkerIndex, Incarnation] = {}
         #: Waves committed by each of them.
         self.committed: dict[VirtualWorkerIndex, Clock] = {}
+        #: Live moves of layers in the current segment, in the order of the log.
+        self.moves: list[PlanRecord] = []
         #: Drained virtual workers and the barrier at which they left: it is not waited for that they read it, so they
         #: may read it late.
         self.left: dict[tuple[VirtualWorkerIndex, Incarnation], SegmentRecord] = {}
@@ -45,11 +55,14 @@ class LogView:
                     self.published = clock
                 case SegmentRecord():
                     self._enter(record)
+                case PlanRecord():
+                    self.moves.append(record)
                 case _:
                     pass
 
     def _enter(self, record: SegmentRecord) -> None:
         self.segment = record
+        self.moves.clear()
         self.published = record.start
         self.members = {member.vw: member.incarnation for member in record.members}
         self.committed = dict.fromkeys(self.members, record.start)

@@ -136,4 +136,33 @@ class SegmentRecord:
         return {member.vw: member.minibatches_per_wave or default for member in self.members}
 
 
-Record = TermRecord | InitializeRecord | CommitRecord | EvictRecord | BarrierRecord | PublishRecord | SegmentRecord
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """Layers of a virtual worker move without a barrier: from wave `clock` on it is cut at `bounds`.
+
+    It stands before the record of the segment's first barrier, or of a publication without which no minibatch of that
+    wave may start. A barrier at or below `clock` makes it void: then the layers move at that barrier, or later.
+    """
+
+    index: int
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    clock: Clock
+    """The first wave of the new version; above the start of the segment."""
+    version: int
+    """Of its plan from there on."""
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+    kind: Literal["plan"] = "plan"
+
+
+Record = (
+    TermRecord
+    | InitializeRecord
+    | CommitRecord
+    | EvictRecord
+    | BarrierRecord
+    | PublishRecord
+    | SegmentRecord
+    | PlanRecord
+)

@@ -17,6 +17,7 @@ from hetpipe.decide.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
+    PlanRecord,
     PublishRecord,
     Record,
     SegmentRecord,
@@ -281,7 +282,7 @@ class ShardState:
                 instructions = self._add_what_is_due()
             case SegmentRecord():
                 self._enter(record)
-            case TermRecord():
+            case TermRecord() | PlanRecord():
                 pass
         return instructions
 

@@ -126,14 +126,16 @@ class WaveChange(_message.Message):
     def __init__(self, clock: _Optional[int] = ..., minibatches_per_wave: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanChange(_message.Message):
-    __slots__ = ("clock", "vw", "bounds")
+    __slots__ = ("clock", "vw", "bounds", "live")
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     VW_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     clock: int
     vw: int
     bounds: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, clock: _Optional[int] = ..., vw: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
+    live: bool
+    def __init__(self, clock: _Optional[int] = ..., vw: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., live: bool = ...) -> None: ...
 
 class LifeSeen(_message.Message):
     __slots__ = ("vw", "incarnation", "num_stages", "standing", "leaving")
@@ -592,8 +594,24 @@ class SegmentRecord(_message.Message):
     frozen_layers: int
     def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., frozen: _Optional[int] = ..., frozen_layers: _Optional[int] = ...) -> None: ...
 
+class PlanRecord(_message.Message):
+    __slots__ = ("index", "vw", "incarnation", "clock", "version", "bounds")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    vw: int
+    incarnation: int
+    clock: int
+    version: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., clock: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class LogRecord(_message.Message):
-    __slots__ = ("term_record", "initialize_record", "commit_record", "evict_record", "barrier_record", "publish_record", "segment_record")
+    __slots__ = ("term_record", "initialize_record", "commit_record", "evict_record", "barrier_record", "publish_record", "segment_record", "plan_record")
     TERM_RECORD_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_RECORD_FIELD_NUMBER: _ClassVar[int]
     COMMIT_RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -601,6 +619,7 @@ class LogRecord(_message.Message):
     BARRIER_RECORD_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_RECORD_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_RECORD_FIELD_NUMBER: _ClassVar[int]
+    PLAN_RECORD_FIELD_NUMBER: _ClassVar[int]
     term_record: TermRecord
     initialize_record: InitializeRecord
     commit_record: CommitRecord
@@ -608,7 +627,8 @@ class LogRecord(_message.Message):
     barrier_record: BarrierRecord
     publish_record: PublishRecord
     segment_record: SegmentRecord
-    def __init__(self, term_record: _Optional[_Union[TermRecord, _Mapping]] = ..., initialize_record: _Optional[_Union[InitializeRecord, _Mapping]] = ..., commit_record: _Optional[_Union[CommitRecord, _Mapping]] = ..., evict_record: _Optional[_Union[EvictRecord, _Mapping]] = ..., barrier_record: _Optional[_Union[BarrierRecord, _Mapping]] = ..., publish_record: _Optional[_Union[PublishRecord, _Mapping]] = ..., segment_record: _Optional[_Union[SegmentRecord, _Mapping]] = ...) -> None: ...
+    plan_record: PlanRecord
+    def __init__(self, term_record: _Optional[_Union[TermRecord, _Mapping]] = ..., initialize_record: _Optional[_Union[InitializeRecord, _Mapping]] = ..., commit_record: _Optional[_Union[CommitRecord, _Mapping]] = ..., evict_record: _Optional[_Union[EvictRecord, _Mapping]] = ..., barrier_record: _Optional[_Union[BarrierRecord, _Mapping]] = ..., publish_record: _Optional[_Union[PublishRecord, _Mapping]] = ..., segment_record: _Optional[_Union[SegmentRecord, _Mapping]] = ..., plan_record: _Optional[_Union[PlanRecord, _Mapping]] = ...) -> None: ...
 
 class LogRecords(_message.Message):
     __slots__ = ("records",)

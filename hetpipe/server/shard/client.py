@@ -129,7 +129,7 @@ class ShardClient:
 
     def push_initial_weights(self, weights: FlatBuffer) -> None:
         """Implement `Synchroniser.push_initial_weights`."""
-        self._push(None, weights)
+        self._push(None, weights, self._shares)
         self.clock_shard.invoke(calls.REPORT_INITIALIZED, ReportInitializedRequest(self.requester))
 
     def push_wave(
@@ -151,7 +151,8 @@ class ShardClient:
             squares: layer → squared norm of its gradients, where norms decide what freezes.
         """
         request = ReportStagedRequest(self.requester, wave, blocks or (), segment, squares or {})
-        self._submit(self._pusher, lambda: self._push_and_report(wave, update, request))
+        shares, pool = self._shares, self._pool
+        self._submit(self._pusher, lambda: self._push_and_report(wave, update, request, shares, pool))
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """Pull w^(clock) into host memory in the background; the result goes to `SyncListener.on_fetched`."""
@@ -263,21 +264,29 @@ class ShardClient:
 
         executor.submit(guarded)
 
-    def _push_and_report(self, wave: Wave, update: FlatBuffer | None, request: ReportStagedRequest) -> None:
+    def _push_and_report(
+        self,
+        wave: Wave,
+        update: FlatBuffer | None,
+        request: ReportStagedRequest,
+        shares: tuple[_Share, ...],
+        pool: BufferPool,
+    ) -> None:
+        """Push by the layers that the stage had when it asked."""
         try:
             if update is not None:
                 with self._timeline.span(Activity.PUSH, wave=wave):
-                    self._push(wave, update)
+                    self._push(wave, update, shares)
         finally:
             if update is not None:
-                self._pool.release(update)
+                pool.release(update)
         try:
             self.clock_shard.invoke(calls.REPORT_STAGED, request)
         except WaveOutOfOrder:
             if update is not None:
                 raise  # only an empty wave can be beyond a barrier that was set after it was sent
 
-    def _push(self, wave: Wave | None, buffer: FlatBuffer) -> None:
+    def _push(self, wave: Wave | None, buffer: FlatBuffer, shares: tuple[_Share, ...]) -> None:
         def attempt(share: _Share) -> None:
             header = PushHeader(self.requester, wave, share.headers)
             self._shards[share.shard].upload(calls.PUSH, header, Chunks(buffer, share.runs))
@@ -285,8 +294,8 @@ class ShardClient:
         def to(share: _Share) -> None:
             self._until_published(lambda: attempt(share), _SHOWN_SECONDS)
 
-        self._on_all_shards(to)
-        self.pushed_bytes += sum(share.runs.num_bytes for share in self._shares)
+        self._on_all_shards(shares, to)
+        self.pushed_bytes += sum(share.runs.num_bytes for share in shares)
 
     def _pull(self, clock: Clock) -> FlatBuffer:
         target = self._pool.take_on_host()
@@ -300,19 +309,20 @@ class ShardClient:
 
         try:
             with self._timeline.span(Activity.PULL, clock=clock):
-                self._on_all_shards(lambda share: self._until_published(lambda: attempt(share), _SHOWN_SECONDS))
+                shares = self._shares
+                self._on_all_shards(shares, lambda share: self._until_published(lambda: attempt(share), _SHOWN_SECONDS))
         except BaseException:
             self._pool.release(target)
             raise
         self.pulled_bytes += sum(share.runs.num_bytes for share in self._shares)
         return target
 
-    def _on_all_shards(self, work: Callable[[_Share], None]) -> None:
+    def _on_all_shards(self, shares: tuple[_Share, ...], work: Callable[[_Share], None]) -> None:
         """Run `work` for every shard in parallel; raise the first failure once all have ended."""
-        if len(self._shares) == 1:
-            work(self._shares[0])
+        if len(shares) == 1:
+            work(shares[0])
             return
-        futures: list[Future[None]] = [self._bulk.submit(work, share) for share in self._shares]
+        futures: list[Future[None]] = [self._bulk.submit(work, share) for share in shares]
         failures: list[Exception] = []
         for future in futures:
             try:

@@ -15,7 +15,15 @@ from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
-from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, EvictRecord, PublishRecord, Record, SegmentRecord
+from hetpipe.decide.sync.records import (
+    BarrierRecord,
+    CommitRecord,
+    EvictRecord,
+    PlanRecord,
+    PublishRecord,
+    Record,
+    SegmentRecord,
+)
 from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
 from hetpipe.observe.history import HistoryWriter
 from hetpipe.server.decisions_file import append_decision
@@ -395,6 +403,10 @@ class ClockShard:
                     self._history.barrier(clock=clock, reason=reason)
                 case SegmentRecord():
                     self._log_members(record)
+                case PlanRecord(_, vw, incarnation, clock, version, bounds):
+                    self._history.plan(
+                        vw=vw, incarnation=incarnation, clock=clock, version=version, bounds=bounds, live=True
+                    )
                 case EvictRecord(_, vw, incarnation, clock):
                     self._history.evict(vw=vw, incarnation=incarnation, clock=clock)
                 case _:

@@ -11,6 +11,7 @@ from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     InitializeRecord,
+    PlanRecord,
     PublishRecord,
     SegmentMember,
     SegmentRecord,
@@ -575,6 +576,38 @@ class TestPlanVersions:
         assert not second.moved
         assert log.progress.plans == {VW[0]: PlanVersion(1, (0, 1, 5), CUT)}
         assert (log.segment.end, log.segment.reasons) == (4, ("plan",))
+
+    def test_a_live_change_sets_no_barrier_and_is_announced_before_that_of_its_segment(self) -> None:
+        log = planned(
+            PlanChange(Clock(2), VW[0], (0, 1, 5), live=True), PlanChange(Clock(4), VW[0], (0, 2, 5), live=True)
+        )
+        assert "plan" not in log.segment.reasons
+        announced = [record for record in log.records if isinstance(record, PlanRecord)]
+        assert [(record.clock, record.version, record.bounds) for record in announced] == [
+            (2, 1, (0, 1, 5)),
+            (4, 2, (0, 2, 5)),
+        ]
+        barrier = next(record for record in log.records if isinstance(record, BarrierRecord))
+        assert all(record.index < barrier.index for record in announced)
+        while not log.finished:
+            commit_all(log)
+        assert log.plans[VW[0]] == PlanVersion(2, (0, 2, 5), CUT)
+        assert not log.moved, "there is nothing left to move at the barrier"
+
+    @pytest.mark.parametrize("clock", [5, 7])
+    def test_a_barrier_at_or_below_a_live_change_makes_its_announcement_void(self, clock: int) -> None:
+        """It is made at that barrier, or announced again."""
+        log = planned(PlanChange(Clock(clock), VW[0], (0, 1, 5), live=True))
+        log.segment = replace(log.segment, end=Clock(9), reasons=("epoch",))
+        commit_all(log)
+        log.request_barrier("checkpoint")
+        at = log.segment.end
+        while log.published < at:
+            commit_all(log)
+        segment = log.newest_segment
+        assert segment is not None and segment.start == at
+        (member, _) = segment.members
+        assert (member.version, member.moved) == ((1, True) if clock <= at else (0, False))
 
     def test_a_barrier_before_it_does_not_make_it(self) -> None:
         log = planned(PlanChange(Clock(5), VW[0], (0, 1, 5)))

@@ -1,0 +1,338 @@
+"""Layers move to a neighbouring stage while minibatches are in flight (plan-versions.md §9).
+
+h is the last minibatch of the wave before the move. All of p ≤ h, forward, backward, step and push, is done by the old
+version of the stage, all of p > h by the new one. For a while both exist:
+
+old   … F(h) ─► lends the weights of p > h that its updates end in ─► B(h), step, push ─► hands the state over
+new            F(h + 1) … on lent weights ──────────────────────────────► takes over ─► B(h + 1), step, …
+
+Everything that the new version of a stage needs comes from the old version of the stage that had the layer, its own or
+a neighbour's, by value. So the order in which messages arrive has no effect, and neither has one that comes twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hetpipe import failpoints
+from hetpipe.decide.elastic.moving import crossing
+from hetpipe.decide.sync.records import PlanRecord
+from hetpipe.link.policy import Frame, FrameKind
+from hetpipe.observe.log import get_logger
+from hetpipe.observe.timeline import Activity
+from hetpipe.pipeline.chain import forget_weights
+from hetpipe.pipeline.handover import LayerState, States, groups_of, states_in
+from hetpipe.pipeline.inbox import Inbox
+from hetpipe.pipeline.moving import BuiltStage, Rebuild, constant_state, failures_named, layers_text
+from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
+from hetpipe.values.ids import Clock, LayerIndex, Minibatch
+from hetpipe.weights.policy import Succession
+
+_log = get_logger(__name__)
+
+#: Numbers of the messages; that of the weights of p is `_STATE` + p − h.
+_BUFFERS, _STATE = 0, 1
+
+#: What a stage asks the loop for: the clock of a minibatch, once its weights are here.
+ClockOf = Callable[[Minibatch], Clock | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """How far a stage has got in a segment."""
+
+    forwarded: int
+    backwarded: int
+    through: int
+    """The last minibatch whose gradient is in an update."""
+    closed: int
+    """Waves closed."""
+
+
+class LiveMove:
+    """One change of the plan of a virtual worker, at one of its stages.
+
+    Attributes:
+        last: h.
+        new: the stage by the new version; None until it is built.
+        is_complete: whether the old version has nothing left to do.
+    """
+
+    def __init__(self, parts: StageParts, inbox: Inbox, record: PlanRecord, start: Clock) -> None:
+        """Change `parts`, the stage by the version before, as `record` says, in the segment from `start`."""
+        self.record = record
+        self.last = Minibatch(record.clock * parts.sync.minibatches_per_wave)
+        self.new: StageParts | None = None
+        self.is_complete = False
+        self._old, self._inbox, self._start = parts, inbox, start
+        stage, before, after = parts.identity.stage, parts.bounds, record.bounds
+        self._had, self._own = before[stage : stage + 2], after[stage : stage + 2]
+        #: Whether it is the previous stage → layers that come from it, or go to it.
+        self._gained: dict[bool, range] = {}
+        self._lost: dict[bool, range] = {}
+        for is_previous, border in ((True, stage - 1), (False, stage)):
+            if 0 <= border < len(before) - 2:
+                found = crossing(before, after, border)
+                if found.layers:
+                    comes = found.down == is_previous
+                    (self._gained if comes else self._lost)[is_previous] = found.layers
+        #: The first minibatch whose weights contain every update of the old version.
+        self.first_own = self.last + 1
+        while parts.versions.forward_through(self.first_own, start=start) < self.last:
+            self.first_own += 1
+        #: The next minibatch whose weights are to be lent, and the next one that gets them.
+        self._to_lend = self._to_borrow = self.last + 1
+        self._lent: dict[int, dict[str, Tensor]] = {}
+        self._succession: Succession | None = None
+        self._built: BuiltStage | None = None
+        self._optimizer: dict[str, dict[str, Tensor | float | int]] = {}
+        self._has_sent_buffers = self._has_buffers = False
+        #: (is from the previous stage, number) → number of a frame → frame.
+        self._arrived: dict[tuple[bool, int], dict[int, Frame]] = {}
+
+    @property
+    def changes_layers(self) -> bool:
+        """Whether this stage has other layers afterwards."""
+        return self._had != self._own
+
+    def is_due(self, forwarded: int) -> bool:
+        """Whether the new version is to be built: the wave before it has begun."""
+        return self.new is None and forwarded >= self.last - self._old.versions.minibatches_per_wave
+
+    def build(self, rebuild: Rebuild) -> None:
+        """Create the new version of the stage, without weights.
+
+        Raises:
+            ScriptFailed: it cannot be built.
+        """
+        old, record = self._old, self.record
+        common = {"plan_version": record.version, "bounds": record.bounds}
+        if not self.changes_layers:
+            self.new = replace(old, **common)  # type: ignore[arg-type]
+            return
+        assert rebuild.build is not None, "a stage of a run whose plans change knows how it is built"
+        failpoints.reach("repartition.record_read")
+        with failures_named(old.identity, rebuild.line_at(record.clock)), old.guard:
+            built = rebuild.build(record.bounds, 0)
+        built.weights.number_by(old.versions, old.shift)
+        built.weights.begin(self._start, self.last)
+        built.compute.shift = old.shift
+        self.new = replace(
+            old,
+            layers=built.layers,
+            compute=built.compute,
+            pool=built.pool,
+            weights=built.weights,
+            data=replace(old.data, metrics=built.metrics, losses=built.losses),
+            **common,  # type: ignore[arg-type]
+        )
+        self._built = built
+
+    def advance(self, at: Moment, clock_of: ClockOf, switch: Callable[[Minibatch, Clock], None]) -> bool:
+        """Do what can be done now; returns whether that was anything.
+
+        Args:
+            at: where the old version is; beyond h the new one.
+            clock_of: tells W* of a minibatch, once it is published and its weights are here.
+            switch: rebuilds the old version's weights on another clock from a minibatch on.
+        """
+        if self.is_complete or self.new is None or at.forwarded < self.last:
+            return False
+        if not self.changes_layers:
+            self.is_complete = at.backwarded >= self.last <= at.through
+            return self.is_complete
+        self._collect()
+        done = [self._exchange_buffers(), self._lend(at, clock_of, switch), self._borrow(), self._hand_over(at)]
+        return any([*done, self._take_over()])
+
+    def may_forward(self, p: Minibatch) -> bool:
+        """Whether `p` may be computed, as far as it depends on the move."""
+        if p <= self.last:
+            return True
+        if self.new is None:
+            return False
+        if not self.changes_layers:
+            return True
+        return self._has_buffers and (self.is_complete or p < min(self._to_borrow, self.first_own))
+
+    def may_backward(self, p: Minibatch) -> bool:
+        """Whether the gradient of `p` may be computed: its update needs the optimizer's state."""
+        return p <= self.last or self.is_complete or not self.changes_layers
+
+    @property
+    def awaited(self) -> str:
+        """What it waits for, for messages."""
+        sources = [f"the {'previous' if is_previous else 'next'} stage" for is_previous in self._gained]
+        return f"version {self.record.version} of the plan: layers of {' and '.join(sources or ['this stage'])}"
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def _send(self, is_previous: bool, number: int, states: States) -> None:  # noqa: FBT001 - as in the dictionaries
+        link = self._old.upstream if is_previous else self._old.downstream
+        assert link is not None, "the layers of an outer border do not move"
+        groups = groups_of(states)
+        for index, tensors in enumerate(groups):
+            frame = Frame(FrameKind.MOVE, index, self._start, len(groups), tensors, number, version=self.record.version)
+            link.send(frame, deadline_seconds=SEND_SECONDS)
+
+    def _collect(self) -> None:
+        """Take the frames that have arrived; those of a move that came to nothing are dropped."""
+        with self._inbox.condition:
+            frames = [*self._inbox.about_moves]
+            self._inbox.about_moves.clear()
+            later = [entry for entry in frames if entry[1].version > self.record.version]
+            self._inbox.about_moves.extend(later)
+        for is_previous, frame in frames:
+            if (frame.clock, frame.version) == (self._start, self.record.version):
+                self._arrived.setdefault((is_previous, frame.weight), {})[frame.minibatch] = frame
+
+    def _received(self, number: int) -> States | None:
+        """The content of one message from every neighbour that sends layers; None: not all of it is here."""
+        found: States = {}
+        for is_previous in self._gained:
+            frames = self._arrived.get((is_previous, number), {})
+            if not frames or len(frames) < next(iter(frames.values())).local_through:
+                return None
+            found |= states_in([frames[index] for index in range(len(frames))])
+        return found
+
+    def _forget(self, number: int) -> None:
+        for is_previous in self._gained:
+            self._arrived.pop((is_previous, number), None)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _exchange_buffers(self) -> bool:
+        """After F(h): send the buffers of layers that go, and load those of the others and of layers that come."""
+        if self._has_buffers:
+            return False
+        own = {layer.index: constant_state(layer) for layer in self._old.layers}
+        if not self._has_sent_buffers:
+            for is_previous, layers in self._lost.items():
+                copies = {LayerIndex(index): LayerState(buffers=_copied(own[LayerIndex(index)])) for index in layers}
+                self._send(is_previous, _BUFFERS, copies)
+            self._has_sent_buffers = True
+        received = self._received(_BUFFERS)
+        if received is None:
+            return False
+        assert self.new is not None, "it is built before the last forward of the old version"
+        for layer in self.new.layers:
+            found = received[layer.index].buffers if layer.index in received else own[layer.index]
+            for name, tensor in constant_state(layer).items():
+                tensor.copy_(found[name])
+        forget_weights(self.new.layers)
+        self._has_buffers = True
+        self._forget(_BUFFERS)
+        return True
+
+    @torch.no_grad()
+    def _lend(self, at: Moment, clock_of: ClockOf, switch: Callable[[Minibatch, Clock], None]) -> bool:
+        """Lend the weights of minibatches beyond h that the old version's updates end in, as soon as they are made."""
+        before = self._to_lend
+        while self._to_lend < self.first_own:
+            p = Minibatch(self._to_lend)
+            if at.through < self._old.versions.forward_through(p, start=self._start):
+                break
+            clock = clock_of(p)
+            if clock is None:
+                break
+            switch(p, clock)
+            weights = self._old.weights.lend(p)
+            for is_previous, layers in self._lost.items():
+                self._send(is_previous, _STATE + p - self.last, self._of_layers(layers, {0: weights}, prefixes=False))
+            self._lent[p] = weights
+            self._to_lend += 1
+        return self._to_lend > before
+
+    @torch.no_grad()
+    def _borrow(self) -> bool:
+        before = self._to_borrow
+        assert self.new is not None, "it is built before the last forward of the old version"
+        while self._to_borrow < self._to_lend:
+            p = Minibatch(self._to_borrow)
+            received = self._received(_STATE + p - self.last)
+            if received is None:
+                break
+            others = {name: tensor for state in received.values() for name, tensor in state.weights.items()}
+            self.new.weights.borrow(p, self._lent.pop(p) | others)
+            self._forget(_STATE + p - self.last)
+            self._to_borrow += 1
+        return self._to_borrow > before
+
+    def _hand_over(self, at: Moment) -> bool:
+        """After the push of the last wave: send the state of the layers that go."""
+        is_over = at.backwarded >= self.last <= at.through and at.closed >= self.record.clock
+        if self._succession is not None or not is_over or self._to_lend < self.first_own:
+            return False
+        self._succession = self._old.weights.hand_over()
+        self._optimizer = self._old.weights.optimizer.state()
+        for is_previous, layers in self._lost.items():
+            states = self._of_layers(layers, self._succession.terms, prefixes=True)
+            self._send(is_previous, _STATE, {index: _owned(state) for index, state in states.items()})
+        failpoints.reach("repartition.layers_half_moved")
+        return True
+
+    @torch.no_grad()
+    def _take_over(self) -> bool:
+        """Once all state is here: the new version goes on alone."""
+        received, own, new, built = self._received(_STATE), self._succession, self.new, self._built
+        if received is None or own is None or new is None or built is None:
+            return False
+        if self._to_borrow < self.first_own or not self._has_buffers:
+            return False
+        terms = {key: dict(tensors) for key, tensors in own.terms.items()}
+        optimizer = dict(self._optimizer)
+        for state in received.values():
+            for key, tensor in state.weights.items():
+                term, name = key.split("/", 1)
+                terms[int(term)][name] = tensor
+            optimizer |= state.optimizer
+        moved = f"{layers_text(self._had)} → {layers_text(self._own)}"
+        span = new.timeline.span(Activity.MOVE, clock=self.record.clock, version=self.record.version, moved=moved)
+        with span:
+            new.weights.take_over(Succession(own.clock, own.through, terms))
+            new.weights.optimizer.go_to(self._old.weights.optimizer.num_updates)
+            new.weights.optimizer.load_state(optimizer)
+            new.synchroniser.change_layers(built.slices, new.pool, deadline_seconds=new.stall_seconds)
+            with self._inbox.condition:
+                self._inbox.change_pool(new.pool)
+        self.is_complete = True
+        failpoints.reach("repartition.stage_built")
+        _log.info(
+            "layers_moved",
+            clock=self.record.clock,
+            version=self.record.version,
+            before=list(self._had),
+            after=list(self._own),
+            live=True,
+        )
+        return True
+
+    def _of_layers(self, layers: range, terms: Mapping[int, Mapping[str, Tensor]], *, prefixes: bool) -> States:
+        """The weights of some layers, and with `prefixes`, which name the term, also their optimizer's state."""
+        found: States = {}
+        for layer in self._old.layers:
+            if layer.index in layers:
+                names = [*layer.parameters.values()]
+                weights = {
+                    f"{key}/{name}" if prefixes else name: tensors[name]
+                    for key, tensors in terms.items()
+                    for name in names
+                }
+                own = {name: self._optimizer[name] for name in names if prefixes and name in self._optimizer}
+                found[layer.index] = LayerState(weights, {}, own)
+        return found
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _owned(state: LayerState) -> LayerState:
+    """With copies, as the buffers of weights go back to their pool."""
+    return replace(state, weights=_copied(state.weights))
