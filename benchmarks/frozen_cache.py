@@ -1,8 +1,8 @@
 """(u) Frozen layers whose results are cached, against computing them in each pass: pairs of runs, in turn.
 
 One virtual worker of two stages on one node, a frozen trunk of eight layers and a trained head; the data are dealt in
-order. Once the trunk is heavy, so that reading pays; once it is so light that `auto` must not keep anything, which may
-cost no more than 2 %. Speeds are those of all passes but the first, by the history of the last stage.
+order. Once the trunk is heavy, so that reading pays; once it is so light that reading and computing take about as long,
+where `auto` may cost no more than 2 %. Speeds are those of all passes but the first, by the history of the last stage.
 """
 
 from __future__ import annotations

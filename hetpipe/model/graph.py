@@ -72,6 +72,8 @@ class RecordedCall:
     """Called inside `torch.utils.checkpoint` with `use_reentrant=True`."""
     closed_behind: tuple[int, str] | None = None
     """Position from which on no cut may be inside it, and why; None if there is none."""
+    changed_inside: tuple[tuple[int, int, str], ...] = ()
+    """(position, frame, why): from there on no cut may be inside it, unless it is inside of `frame`, too."""
 
     @property
     def why_closed(self) -> str:
@@ -486,7 +488,9 @@ def _forbidden_frames(analysis: _Analysis, around: Sequence[int], inside: frozen
                 return OPAQUE.format(step.label, step.opaque)
             if step.opens is not None and recording.frames[step.opens].is_reentrant:
                 return REENTRANT.format(step.label)
-    behind = (analysis.closed_behind[frame] for frame in around if frame in analysis.closed_behind)
+    behind = [analysis.closed_behind[frame] for frame in around if frame in analysis.closed_behind]
+    for frame in map(recording.frames.__getitem__, around):
+        behind += [(since, why) for since, changing, why in frame.changed_inside if changing not in inside]
     return next((why for since, why in behind if since <= at), "")
 
 

@@ -68,8 +68,8 @@ def unpack(tensor: Tensor) -> Any:
 
 
 def entries_text(tensors: Mapping[str, Tensor]) -> str:
-    """The entries of a minibatch as text, tensors by their shapes: `input_ids [4, 9], boxes (list)`."""
-    found = {name: unpack(tensor) for name, tensor in tensors.items()}
+    """The entries of a minibatch as text, by shapes: `input_ids [4, 9], boxes (list)`, `input 0 [4, 3]`."""
+    found = {f"input {name}" if name.isdigit() else name: unpack(tensor) for name, tensor in tensors.items()}
     return ", ".join(
         f"{name} {list(value.shape)}" if isinstance(value, Tensor) else f"{name} ({type(value).__name__})"
         for name, value in found.items()

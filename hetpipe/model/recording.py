@@ -258,6 +258,8 @@ class _Recorder(Interception):
         self._closed: dict[int, tuple[str, str]] = {}
         #: Frame → since when, and why, no cut may be inside it.
         self._closed_behind: dict[int, tuple[int, str]] = {}
+        #: Frame → where calls inside of it have changed its shared values, which stages that run these frames do again.
+        self._changed_inside: dict[int, list[tuple[int, int, str]]] = {}
         self._states: Any = None
         #: Values whose size depends on weights, like the tokens of one expert.
         self._sized: set[int] = set()
@@ -283,6 +285,7 @@ class _Recorder(Interception):
                     closed=note.closed or self._closed.get(index, ("", ""))[0],
                     closed_at=self._closed.get(index, ("", ""))[1] if not note.closed else "",
                     closed_behind=self._closed_behind.get(index),
+                    changed_inside=tuple(self._changed_inside.get(index, ())),
                 )
                 for index, note in enumerate(self._frames)
             ),
@@ -440,7 +443,7 @@ class _Recorder(Interception):
             self._close(frame.index, CHECKPOINTED)
             self._draws_in_region |= frame.index == 0
             return result
-        if is_number(result):
+        if is_number(result) and is_uniform(function):  # not one index per sample, of which there may be fewer
             note.draw = key
         self._steps.append((self._now(), note))
         return self._drawn_otherwise(draw, key, result)
@@ -593,11 +596,12 @@ class _Recorder(Interception):
                 self.marked(tensor)
 
     def _note_change_inside(self, owner: int | None) -> None:
-        """Note that a shared value of the frame `owner` is changed in the current one, which no later stage may run."""
+        """Note that the current frame changes a shared value of the frame `owner`: later stages may not run it."""
         indices = [frame.index for frame in self.stack]
         if owner in indices:
-            for frame in self.stack[indices.index(owner) : -1]:
-                self._close_behind(frame, CHANGED_INSIDE)
+            for index in indices[indices.index(owner) : -1]:
+                found = (self._count, indices[-1], self._located(index, CHANGED_INSIDE))
+                self._changed_inside.setdefault(index, []).append(found)
 
     def _note_write(self, note: _StepNote, tensor: Tensor) -> None:
         """Note that a call has written `tensor`, and the parameter or buffer in the same memory.
@@ -712,8 +716,11 @@ class _Recorder(Interception):
     def _close_behind(self, frame: OpenCall | None, reason: str) -> None:
         """Note that no cut from here on may be inside `frame`."""
         if frame is not None and frame.index not in self._closed_behind:
-            path = self._frames[frame.index].path or "the model"
-            self._closed_behind[frame.index] = (self._count, reason.format(path) + place_of_call(calling_frame()))
+            self._closed_behind[frame.index] = (self._count, self._located(frame.index, reason))
+
+    def _located(self, frame: int, reason: str) -> str:
+        """The reason, with the name of the frame's module and the line of the user's code."""
+        return reason.format(self._frames[frame].path or "the model") + place_of_call(calling_frame())
 
     def _close(self, frame: int, reason: str) -> None:
         if frame in self._closed:

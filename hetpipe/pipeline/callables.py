@@ -265,7 +265,9 @@ def _call(named: str | CallSpec, import_path: Path, key: str, *given: Any, **off
     try:
         return function(*given, **arguments)
     except (Exception, SystemExit) as error:
-        raise CallableError(f"{key}: `{reference}()` raised {raised_text(error)}") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        fix = f"; {_how_to_install(missing.partition('.')[0])}" if missing else ""
+        raise CallableError(f"{key}: `{reference}()` raised {raised_text(error)}{fix}") from error
 
 
 def build_model(job: Job, import_path: Path, *, remark: Callable[[str], None] | None = None) -> nn.Module:

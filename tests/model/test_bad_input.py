@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,15 @@ def test_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Mon
     told += r"it on every node: pip "
     with pytest.raises(CallableError, match=told):
         load_callable("timm:create_model", tmp_path)
+    told = r"^model: `tests\.model\.test_bad_input:with_timm\(\)` raised ModuleNotFoundError: .*timm.* "
+    with pytest.raises(CallableError, match=told + rf"\({HERE} line \d+\); install it on every node: pip install"):
+        build_model(job_of("with_timm"), ROOT)
+
+
+def with_timm() -> nn.Module:
+    """Imports a package only where the model is built."""
+    model: nn.Module = importlib.import_module("timm").create_model("resnet18")
+    return model
 
 
 def test_a_forward_that_needs_an_argument_which_the_batch_lacks() -> None:

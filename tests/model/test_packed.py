@@ -121,6 +121,9 @@ def test_what_is_unpacked_is_what_was_packed() -> None:
     plain = torch.arange(40, dtype=torch.uint8)
     assert unpack(plain) is plain
     assert entries_text({"bytes": plain, "boxes": pack(value)}) == "bytes [40], boxes (list)"
+    assert entries_text({"0": plain, "1": pack(value)}) == "input 0 [40], input 1 (list)", (
+        "of a model called with a pair"
+    )
 
 
 def test_a_packed_entry_that_is_cut_off() -> None:

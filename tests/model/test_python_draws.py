@@ -57,7 +57,7 @@ class Masking(nn.Module):
         if self.training:
             mask = np.zeros(value.shape, dtype=bool)
             count = int(2.5 + np.random.rand(1).item())
-            for row in mask:
+            for row in mask:  # as often as there are samples: no stage may end there
                 row[np.random.choice(np.arange(WIDTH), count, replace=False)] = True
             value = value.clone()
             value[torch.tensor(mask)] = self.embedding
@@ -138,7 +138,7 @@ class Choosing(nn.Module):
 def test_branches_that_are_drawn_are_on_one_stage(choose: Callable[[], int]) -> None:
     names = names_of(subject_of(lambda: Choosing(choose)))
     assert "first.1" in names
-    assert len([name for name in names if name.startswith("branches")]) <= 1, "a stage may begin at the draw"
+    assert not [name for name in names if name.startswith("branches")]
 
 
 class Whole(nn.Module):
@@ -219,7 +219,7 @@ def test_wav2vec2_with_spec_augment_and_layer_drop_is_cut_between_its_layers() -
     subject = Subject(build, made)
     assert not differences(subject.uncut(made), subject.watched(made))
     names = names_of(subject)
-    assert {f"wav2vec2.encoder.layers.{index}" for index in range(3)} <= set(names)
+    assert {f"wav2vec2.{part}.layers.{index}" for part in ("encoder", "adapter") for index in range(2)} <= set(names)
     for seed in range(4):
         with patch("tests.model.harness.SEED", seed):
             assert_cut_anywhere(subject, made, at_most=8)

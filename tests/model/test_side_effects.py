@@ -333,6 +333,40 @@ def test_no_cut_behind_a_module_that_changes_an_input_of_others() -> None:
     assert phrase(CHANGED_INSIDE) in reasons_of(subject)
 
 
+class Decoder(Three):
+    """Changes an input of the forward around it before its layers, and within them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        ids.masked_fill_(ids == 2, 7)
+        value = self.second(self.first(self.embedding(ids * 1)).tanh())
+        ids += 1
+        result: Tensor = self.head(self.third(value + ids[:, None]).tanh())
+        return result
+
+
+class Decoded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder, self.last = Decoder(), nn.Linear(2, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.last(self.decoder(ids)) * (ids[:, None] * 1)
+        return result
+
+
+def test_cuts_inside_a_module_that_changes_an_input_of_others() -> None:
+    """Every stage that runs the forward of such a module changes its own copy; one behind it would not."""
+    subject = subject_of(Decoded, (torch.arange(4),))
+    names = [layer.name for layer in subject.layers]
+    assert {"decoder.first", "decoder.second", "decoder.third"} <= set(names)
+    assert phrase(CHANGED_INSIDE) in reasons_of(subject)
+    assert "last" not in names
+
+
 class Skipping(nn.Module):
     """LayerDrop, by a number."""
 
