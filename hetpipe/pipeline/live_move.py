@@ -290,8 +290,11 @@ class LiveMove:
         for state in received.values():
             for key, tensor in state.weights.items():
                 term, name = key.split("/", 1)
-                terms[int(term)][name] = tensor
+                terms.setdefault(int(term), {})[name] = tensor
             optimizer |= state.optimizer
+        # What anchors still need every stage has; of older waves one may have forgotten more than another.
+        names = new.pool.layout.slots
+        terms = {key: found for key, found in terms.items() if all(slot.name in found for slot in names)}
         moved = f"{layers_text(self._had)} → {layers_text(self._own)}"
         span = new.timeline.span(Activity.MOVE, clock=self.record.clock, version=self.record.version, moved=moved)
         with span:
