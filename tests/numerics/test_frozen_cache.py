@@ -15,6 +15,7 @@ import pytest
 from hetpipe.checker import Kind, check_run
 from hetpipe.values.policies import POLICIES
 from tests import models
+from tests.checker.cache_corruptions import CACHE_CORRUPTIONS, Lines
 from tests.histories import whole_lines
 from tests.numerics.compare import Case, assert_same_bits, run, trained
 from tests.numerics.test_freezing import OPTIMIZERS, SCHEDULE, frozen_clocks
@@ -89,76 +90,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Lines = dict[Path, list[dict[str, Any]]]
-
-
-def line_of(lines: Lines, **fields: Any) -> dict[str, Any]:
-    """The last line `crossed` with these fields."""
-    found = [line for file in sorted(lines) for line in lines[file] if line["event"] == "crossed"]
-    return [line for line in found if all(line[key] == value for key, value in fields.items())][-1]
-
-
-def computed_though_cached(lines: Lines) -> None:
-    """The first stage computes what it has read in fact; the second stage, too."""
-    line = line_of(lines, vw=0, stage=0, read=4)
-    other = line_of(lines, vw=0, stage=1, p=line["p"])
-    line.update(read=0, computed=[0, 1])
-    other.update(computed=[1, 4])
-
-
-def half_computed_though_cached(lines: Lines) -> None:
-    line = line_of(lines, vw=1, stage=0, read=4)
-    line.update(read=2)
-    line_of(lines, vw=1, stage=1, p=line["p"]).update(computed=[2, 4])
-
-
-def read_but_never_kept(lines: Lines) -> None:
-    unit = line_of(lines, vw=0, stage=0, read=4)["unit"]
-    line_of(lines, stage=1, unit=unit, kept=1).update(kept=0)
-
-
-def read_before_it_was_kept(lines: Lines) -> None:
-    line = line_of(lines, vw=0, stage=0, read=4)
-    keeper = line_of(lines, stage=1, unit=line["unit"], kept=1)
-    keeper.update(t=line["t"] + 2.0, since=line["t"] + 1.0)
-
-
-def read_from_another_nodes_cache(lines: Lines) -> None:
-    line_of(lines, vw=0, stage=0, read=4).update(cache="another/1")
-
-
-def read_beyond_the_frozen_layers(lines: Lines) -> None:
-    line_of(lines, vw=0, stage=0, read=2).update(read=4)
-
-
-def a_frozen_layer_left_out(lines: Lines) -> None:
-    line_of(lines, vw=1, stage=1, computed=[2, 4]).update(computed=[3, 4])
-
-
-def a_frozen_layer_twice(lines: Lines) -> None:
-    line_of(lines, vw=1, stage=1, computed=[1, 2]).update(computed=[0, 2])
-
-
-def a_second_line(lines: Lines) -> None:
-    line = line_of(lines, vw=0, stage=0)
-    own = next(file for file in lines if line in lines[file])
-    lines[own].append(dict(line))
-
-
-@pytest.mark.parametrize(
-    ("corrupt", "kind"),
-    [
-        (computed_though_cached, Kind.CACHED_TWICE),
-        (half_computed_though_cached, Kind.CACHED_TWICE),
-        (read_but_never_kept, Kind.CACHE_READ),
-        (read_before_it_was_kept, Kind.CACHE_READ),
-        (read_from_another_nodes_cache, Kind.CACHE_READ),
-        (read_beyond_the_frozen_layers, Kind.CACHE_READ),
-        (a_frozen_layer_left_out, Kind.FROZEN_CROSSED),
-        (a_frozen_layer_twice, Kind.FROZEN_CROSSED),
-        (a_second_line, Kind.FROZEN_CROSSED),
-    ],
-)
+@pytest.mark.parametrize(("corrupt", "kind"), CACHE_CORRUPTIONS)
 def test_the_history_of_a_cache_is_verified(
     cached: Path, corrupt: Callable[[Lines], None], kind: Kind, tmp_path: Path
 ) -> None:
@@ -244,8 +176,8 @@ def test_layers_that_draw_in_evaluation_mode_are_computed_each_time(tmp_path: Pa
     assert not any(line["read"] or line["kept"] for line in found)
 
 
-def test_auto_keeps_nothing_that_does_not_pay(tmp_path: Path) -> None:
-    """A layer of 32 × 5 is computed faster than any file is read."""
+def test_auto_keeps_nothing_that_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetpipe.pipeline.frozen_prefix.pays", lambda _costs, _passes: False)
     what = Case(
         stages=[[2, 3]] * 2,
         wave=2,
