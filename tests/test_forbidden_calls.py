@@ -93,6 +93,7 @@ ALLOWED: Mapping[tuple[str, str], str] = {
         "hetpipe/pipeline/reading.py",
         "multiprocessing",
     ): "torch's DataLoader: pipes and sockets to workers forked by the same process, none of them on a network",
+    ("benchmarks/graphs.py", "importlib.import_module"): "imports two packages of models, from a fixed list",
     ("benchmarks", "multiprocessing"): "each benchmark talks to children it has just started, over pipes of its own",
 }
 

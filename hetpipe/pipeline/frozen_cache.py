@@ -22,14 +22,14 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import xxhash
 from torch import Tensor
 
-from hetpipe.decide.elastic.caching import CacheBytes, Tier, tier_for
+from hetpipe.decide.elastic.caching import CacheBytes, CacheFolders, Tier, tier_for
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import Values, dtype_name
 from hetpipe.values.alignment import ALIGNMENT_BYTES
@@ -45,15 +45,6 @@ _USED_FILE = "used"
 
 #: Errors by which a folder says that it has no room.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
-
-
-@dataclass(frozen=True, slots=True)
-class CacheFolders:
-    """Where a node keeps units of one job, and how many bytes of them."""
-
-    memory: Path
-    disk: Path
-    allowed: CacheBytes
 
 
 def digest_of(values: Values) -> bytes:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hetpipe.decide.elastic.caching import CacheBytes
+from hetpipe.decide.elastic.caching import CacheBytes, CacheFolders
 from hetpipe.pipeline import frozen_cache
-from hetpipe.pipeline.frozen_cache import CacheFolders, FrozenCache, digest_of
+from hetpipe.pipeline.frozen_cache import FrozenCache, digest_of
 
 UNIT, OTHER, THIRD = (bytes([number]) * 16 for number in (1, 2, 3))
 

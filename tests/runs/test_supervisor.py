@@ -208,7 +208,9 @@ def test_agents_on_other_machines(tmp_path: Path) -> None:
         assert supervisor.start() == "h:1"
         pids = supervisor.pids
         assert set(pids) == {"coordinator", "parameter-server-0", "parameter-server-1", "agent-a", "agent-b"}
-        wait_until(lambda: "sh" not in command_line(pids["agent-b"])[0], timeout_seconds=10.0, what="the program")
+        wait_until(
+            lambda: Path(command_line(pids["agent-b"])[0]).name != "sh", timeout_seconds=10.0, what="the program"
+        )
         log = ["--log", str(tmp_path / "agent-b.log"), "--exit-with-parent", ""]
         assert command_line(pids["agent-b"])[4:] == ["--coordinator", "h:1", "--drain-seconds", "0", *log]
         assert command_line(pids["parameter-server-1"])[10:12] == ["--own", "1"]

@@ -20,7 +20,7 @@ import torch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
-from hetpipe.decide.elastic.caching import allowed_bytes
+from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
 from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
@@ -34,7 +34,6 @@ from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_deta
 from hetpipe.observe.metrics import Metrics, MetricsWriter, NullMetrics, metrics_path
 from hetpipe.pipeline import model_file
 from hetpipe.pipeline.compute import Emulator
-from hetpipe.pipeline.frozen_cache import CacheFolders
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Replicas
 from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code

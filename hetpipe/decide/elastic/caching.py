@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hetpipe.job.file import Job
@@ -22,6 +23,15 @@ class CacheBytes:
 
     memory: int
     disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFolders:
+    """Where a node keeps units of one job, and how many bytes of them."""
+
+    memory: Path
+    disk: Path
+    allowed: CacheBytes
 
 
 def tier_for(size: int, used: CacheBytes, allowed: CacheBytes) -> Tier | None:

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hetpipe.decide.elastic.caching import allowed_bytes
+from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
 from hetpipe.job.file import Job
 from hetpipe.observe.log import get_logger
-from hetpipe.pipeline.frozen_cache import CacheFolders
 from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.values.ids import JobId
 

@@ -19,7 +19,7 @@ from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.caching import wants_cache
+from hetpipe.decide.elastic.caching import CacheFolders, wants_cache
 from hetpipe.decide.elastic.script import building_line, memory_changes, predecessor
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.loss_scale import LossScales
@@ -46,7 +46,7 @@ from hetpipe.pipeline.callables import (
 from hetpipe.pipeline.chain import Layer, forget_weights, freeze, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.cuda import use_device
-from hetpipe.pipeline.frozen_cache import CacheFolders, FrozenCache
+from hetpipe.pipeline.frozen_cache import FrozenCache
 from hetpipe.pipeline.frozen_prefix import FrozenPrefix
 from hetpipe.pipeline.host_link import host_link
 from hetpipe.pipeline.inbox import Inbox
