@@ -83,10 +83,10 @@ cases: $(STAMP)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not exhaustive and not sweep"
 
 exhaustive: setup
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m exhaustive $(if $(PART),--part $(PART)) tests
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m exhaustive -o faulthandler_timeout=1800 $(if $(PART),--part $(PART)) tests
 
 families: setup
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --timeout 900 tests/model/test_families.py
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --timeout 1500 -o faulthandler_timeout=1800 tests/model/test_families.py
 
 sweep: setup
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m sweep -o faulthandler_timeout=3600 tests/decide/planner

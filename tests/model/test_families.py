@@ -117,7 +117,7 @@ _RENAMED = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 
 
 @pytest.mark.filterwarnings(_RENAMED)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", each())
 def test_a_family_has_the_uncut_models_bits_at_every_cut(name: str) -> None:
     """Outputs, loss, all gradients and buffers: unseeded; seeded as stages are; and cut at each border, and at all."""
@@ -130,7 +130,7 @@ def test_a_family_has_the_uncut_models_bits_at_every_cut(name: str) -> None:
 
 
 @pytest.mark.filterwarnings(_RENAMED)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("name", "weights"), each_policy())
 def test_a_family_trains_to_the_bits_of_the_reference_in_one_two_and_four_stages(
     name: str, weights: str, tmp_path: Path
