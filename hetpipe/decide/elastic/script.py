@@ -52,8 +52,7 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
     for line in job.elastic.script:
         if isinstance(line, MoveLine) and isinstance(line.at, MinibatchMoment):
             vw = VirtualWorkerIndex(line.vw)
-            first = (line.at.p - 1) // job.minibatches_of(vw)
-            found.append(PlanChange(Clock(first), vw, (0, *accumulate(line.stages)), live=True))
+            found.append(PlanChange(_clock_before(job, vw, line.at.p), vw, (0, *accumulate(line.stages)), live=True))
         if isinstance(line.at, MinibatchMoment) or isinstance(line, WavesLine | DropLine | FreezeLine):
             continue
         cut = _new_cut(line)
@@ -61,6 +60,11 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
             vw = VirtualWorkerIndex(0 if isinstance(line, BarrierLine) else line.vw)
             found.append(PlanChange(Clock(line.at.clock), vw, (0, *accumulate(cut)) if cut else ()))
     return tuple(sorted(found, key=lambda change: change.clock))
+
+
+def _clock_before(job: Job, vw: VirtualWorkerIndex, p: int) -> Clock:
+    """The clock at which the wave of minibatch `p` begins, if N has not changed before it."""
+    return Clock((p - 1) // job.minibatches_of(vw))
 
 
 def _new_cut(line: ScriptLine) -> tuple[int, ...]:
@@ -189,9 +193,9 @@ def building_line(job: Job, vw: VirtualWorkerIndex, clock: int) -> str:
         else:
             continue
         if isinstance(line.at, MinibatchMoment):
-            at, when = (line.at.p - 1) // job.minibatches_of(vw), f"minibatch {line.at.p}"
+            at, when = _clock_before(job, vw, line.at.p), f"minibatch {line.at.p}"
         else:
-            at, when = line.at.clock, f"clock {line.at.clock}"
+            at, when = Clock(line.at.clock), f"clock {line.at.clock}"
         if at <= clock:
             found = f"elastic.script[{number}]: {what} at {when}"
     return found
@@ -274,7 +278,7 @@ class _ScriptedRun:
         worker, wave = self.plan.virtual_workers[line.vw], self._wave(line)
         known, after = self.start.plans.get(worker.index), (0, *accumulate(line.stages))
         if worker.index in self.start.waves:
-            yield ("is a minibatch, but the run goes on from one in which N has changed; give a `clock`")
+            yield "is a minibatch, but the run goes on from one in which N has changed; give a `clock`"
         before = known.bounds if known is not None and known.planned == worker.bounds else worker.bounds
         for other in self.job.elastic.moves:
             if other is line or other.vw != line.vw or self._wave(other) <= self.start.clock:
