@@ -276,6 +276,8 @@ def minibatch(
 def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
     """The sample indices of a minibatch, and its epoch (from 0)."""
     count = job.num_ever
+    if job.freeze.compress:
+        raise LookupError("who trains changes as layers freeze (freeze.compress): name the samples by `indices`")
     if not 0 <= vw < count:
         raise LookupError(f"there is no virtual worker {vw}; the job has {count}, numbered from 0")
     if p < 1:

@@ -16,7 +16,7 @@ from hetpipe.errors import HetpipeError
 from hetpipe.observe.metrics import TimedWave, waves_by_worker
 from hetpipe.report.text import rate
 from hetpipe.server.decisions_file import read_decisions
-from hetpipe.values.decisions import DecisionLine, MoveDecision, MoveJudgement
+from hetpipe.values.decisions import AddDecision, DecisionLine, DropDecision, MoveDecision, MoveJudgement
 from hetpipe.values.rewinds import run_folders
 
 #: Waves on either side of a move of which the rates are compared.
@@ -34,7 +34,7 @@ class CutChange:
     stages: tuple[int, ...]
     """Layers of each of its stages from there on; empty where it leaves, or joins as it was."""
     by: str
-    """What decided it: `script`, `straggler` or `operator`."""
+    """What decided it: `script`, `straggler`, `operator`, or `freeze`."""
     reason: str = ""
     """Empty for a line of the script."""
     predicted_gain: float | None = None
@@ -46,7 +46,7 @@ class CutChange:
     judgement: str = ""
     """What the coordinator has measured of its stages; empty: nothing yet."""
     do: Literal["move", "drop", "add"] = "move"
-    """The verb of a line of a script: another cut, or it leaves or joins."""
+    """Another cut, or it leaves or joins; the verb of a script."""
 
     @property
     def measured_gain(self) -> float | None:
@@ -146,7 +146,19 @@ def cuts_of(
         for line in lines
         if isinstance(line, MoveDecision)
     ]
-    found = sorted([*moves, *_scripted(job, reached)], key=lambda cut: (cut.clock, cut.vw))
+    members = [
+        CutChange(
+            line.at.clock,
+            line.vw,
+            line.stages if isinstance(line, AddDecision) else (),
+            line.by,
+            line.reason,
+            do=line.do,
+        )
+        for line in lines
+        if isinstance(line, DropDecision | AddDecision)
+    ]
+    found = sorted([*moves, *members, *_scripted(job, reached)], key=lambda cut: (cut.clock, cut.vw))
     return tuple(_measured(cut, found, waves.get(cut.vw, ())) for cut in found)
 
 

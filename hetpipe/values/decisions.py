@@ -102,6 +102,68 @@ class BarrierDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class DropDecision:
+    """A virtual worker leaves, as others take its devices. The first three fields are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["drop"]
+    vw: VirtualWorkerIndex
+    by: Name
+    """What decided it: `freeze`."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The subject of the line, which is written once per key."""
+        return (self.do, self.vw, self.at.clock)
+
+
+@dataclass(frozen=True, slots=True)
+class AddDecision:
+    """A virtual worker joins, on devices of others. The first five fields are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["add"]
+    vw: VirtualWorkerIndex
+    stages: tuple[int, ...]
+    """Layers of each of its stages."""
+    devices: tuple[int, ...]
+    """The device of each: a number counts those of the job's virtual workers, stage by stage, from 0 on."""
+    by: Name
+    """What decided it: `freeze`."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The subject of the line, which is written once per key."""
+        return (self.do, self.vw, self.at.clock)
+
+
+@dataclass(frozen=True, slots=True)
+class WavesDecision:
+    """Waves get another number of minibatches. The first three fields are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["waves"]
+    minibatches_per_wave: int
+    """N of all virtual workers from there on."""
+    by: Name
+    """What decided it: `freeze`."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The subject of the line, which is written once per key."""
+        return (self.do, self.at.clock, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class MoveJudgement:
     """The gain of a move, measured some waves after it."""
 
@@ -121,4 +183,7 @@ class MoveJudgement:
         return (self.do, self.vw, self.version)
 
 
-DecisionLine = Annotated[MoveDecision | FreezeDecision | BarrierDecision | MoveJudgement, Field(discriminator="do")]
+DecisionLine = Annotated[
+    MoveDecision | FreezeDecision | BarrierDecision | DropDecision | AddDecision | WavesDecision | MoveJudgement,
+    Field(discriminator="do"),
+]

@@ -21,8 +21,8 @@ import torch
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
+from hetpipe.decide.elastic.compressing import with_freeze_plans
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
-from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
@@ -199,7 +199,6 @@ class _Cluster:
         devices = tuple(AgentDevice(f"n0/{i}", "cpu", 1 << 34, run.device) for i in range(count))
         agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
         self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
-        self.result = InProcessResult(self.plan)
         self._guard = threading.RLock()
         self._cache = _cache_folders(run.job, run.run_dir)
         self._threads: list[threading.Thread] = []
@@ -210,7 +209,8 @@ class _Cluster:
         check_script(run.job, self.plan, data, self._progress, names)
         check_patterns(run.job.memory, names)
         self.plan = with_freeze_levels(self.plan, run.job, report.layers, self._progress)
-        self.plan = with_freeze_cuts(PlannedRun(run.job, self.plan, model=report), [agent]).plan
+        self.plan = with_freeze_plans(PlannedRun(run.job, self.plan, model=report), [agent]).plan
+        self.result = InProcessResult(self.plan)
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
@@ -297,7 +297,7 @@ class _Cluster:
 
     def _stays_dropped(self, vw: VirtualWorkerIndex) -> bool:
         """Whether the script has dropped a virtual worker that it does not add again."""
-        return self._run.job.elastic.stays_dropped(vw)
+        return self._run.job.elastic.stays_dropped(vw) or bool(self.plan.freeze_lineups)
 
     def _replace_leaver(self, life: Life) -> None:
         """What a coordinator does when all stages of a life that was to leave have ended."""
@@ -345,6 +345,7 @@ class _Cluster:
             "minibatches": progress.minibatches,
             "waves": {vw: [one.minibatches_per_wave, one.origin] for vw, one in progress.waves.items()},
             "frozen": progress.frozen,
+            "lineup": progress.lineup,
         }
         facts = {
             "num_samples": report.train_samples,

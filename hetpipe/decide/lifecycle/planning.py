@@ -209,6 +209,18 @@ def plan_run(
     return PlannedRun(planned, plan, described, document, played, model)
 
 
+def with_workers(run: PlannedRun, plan: Plan) -> PlannedRun:
+    """The run with a plan that has further virtual workers on the devices of its own, which play them as these do."""
+    if run.described is None or not run.emulations:
+        return replace(run, plan=plan)
+    cluster, document = run.described.cluster, run.document
+    stages = _emulated_stages(plan, _played_devices(plan, cluster, document))
+    nodes = [node.name for node in cluster.nodes if node.devices]
+    shards = [nodes[shard % len(nodes)] for shard in range(plan.num_shards)] if document is None else document.shards
+    emulations = _emulations(run.job, Costs(run.described.profile, cluster), stages, shards)
+    return replace(run, plan=plan, emulations=emulations)
+
+
 def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocument | None:
     """The forecast, extended by that of this run's segments from `start` on; None if it was not planned.
 
@@ -221,7 +233,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
     segments = planned_lengths(
         start,
         data,
-        per_wave=[job.minibatches_in(worker) for worker in run.plan.virtual_workers],
+        per_wave=[job.minibatches_in(worker) for worker in _founders(run.plan)],
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
         scripted=ScriptedChanges(
@@ -249,6 +261,11 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
         frozen=partial(_frozen_plan, run, document, described),
     )
     return document.model_copy(update={"run": forecast})
+
+
+def _founders(plan: Plan) -> Sequence[VirtualWorkerPlan]:
+    """The virtual workers of a plan but those that replace them as layers freeze."""
+    return plan.virtual_workers[: len(plan.freeze_lineups[0].workers)] if plan.freeze_lineups else plan.virtual_workers
 
 
 def _frozen_plan(

@@ -7,7 +7,7 @@ every new record, `stage_condition` of those that a stage acts on. History is wr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,14 +43,22 @@ from hetpipe.server.shard.decision_events import (
     Staged,
 )
 from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
-from hetpipe.values.decisions import BarrierDecision, DecisionMoment, FreezeDecision, MoveDecision
+from hetpipe.values.decisions import (
+    AddDecision,
+    BarrierDecision,
+    DecisionMoment,
+    DropDecision,
+    FreezeDecision,
+    MoveDecision,
+    WavesDecision,
+)
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import PlanMove, Progress
+from hetpipe.values.sync import PlanMove, Progress, layer_counts
 
 
 class ClockShard:
@@ -423,14 +431,38 @@ class ClockShard:
             return BarrierDecision(moment, "barrier", "norms", reason, wall)
         return None
 
-    def _log_members(self, record: SegmentRecord) -> None:
+    def _decided_by_lineup(self, record: SegmentRecord) -> Iterator[DropDecision | AddDecision | WavesDecision]:
+        """Who leaves and joins at a barrier because other pipelines train from there on."""
+        lineups = self._log.new_lineup
+        if lineups is None:
+            return
+        before, lineup = lineups
+        moment, wall = DecisionMoment(record.start), self._clock.wall()
+        reason = f"pipelines are compressed, as {self._log.frozen_before} layers with parameters are frozen"
+        joined = {member.vw: member for member in record.members if member.joined}
+        for member in record.left:
+            if member.vw not in lineup.members:
+                yield DropDecision(moment, "drop", member.vw, "freeze", reason, wall)
+        for worker in lineup.workers:
+            if worker.vw in joined:
+                stages = layer_counts(joined[worker.vw].bounds)
+                yield AddDecision(moment, "add", worker.vw, stages, worker.devices, "freeze", reason, wall)
+        if before.minibatches_per_wave != lineup.minibatches_per_wave:
+            yield WavesDecision(moment, "waves", lineup.minibatches_per_wave, "freeze", reason, wall)
+
+    def _log_frozen(self, record: SegmentRecord) -> None:
         for vw, squares in self._log.deciding.items():
             self._history.norms(clock=record.start, vw=vw, layers=list(squares), squares=list(squares.values()))
         by_norms = self._decided_by_norms(record)
         if by_norms is not None:
             append_decision(Path(self._run_dir), by_norms)
+        for line in self._decided_by_lineup(record):
+            append_decision(Path(self._run_dir), line)
         if record.frozen:
             self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
+
+    def _log_members(self, record: SegmentRecord) -> None:
+        self._log_frozen(record)
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:
@@ -460,8 +492,8 @@ class ClockShard:
                 )
             decided = self._log.decided.get(member.vw)
             if decided is not None and member.moved and decided.clock == record.start:
-                line = MoveDecision.of(member.vw, decided, wall=self._clock.wall())
-                append_decision(Path(self._run_dir), line)
+                moved = MoveDecision.of(member.vw, decided, wall=self._clock.wall())
+                append_decision(Path(self._run_dir), moved)
 
 
 def log_config(config: ShardConfig) -> LogConfig:
