@@ -217,7 +217,7 @@ def test_auto_keeps_what_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {line["p"] for line in read} >= set(range(11, 17))
 
 
-@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), all_pairs(POINTS)[::4])
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), all_pairs(POINTS[::4]))
 def test_shuffled_samples_equal_the_reference(
     weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
 ) -> None:
