@@ -62,6 +62,12 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
     return tuple(sorted(found, key=lambda change: change.clock))
 
 
+def scripted_cut(job: Job, vw: VirtualWorkerIndex, after: Clock, upto: Clock) -> tuple[int, ...]:
+    """The bounds that the script gives a virtual worker last, above clock `after` and up to `upto`; empty: none."""
+    changes = [change for change in plan_changes(job) if change.vw == vw and after < change.clock <= upto]
+    return next((change.bounds for change in reversed(changes) if change.bounds), ())
+
+
 def _clock_before(job: Job, vw: VirtualWorkerIndex, p: int) -> Clock:
     """The clock at which the wave of minibatch `p` begins, if N has not changed before it."""
     return Clock((p - 1) // job.minibatches_of(vw))
