@@ -19,7 +19,7 @@ from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.caching import CacheFolders, wants_cache
+from hetpipe.decide.elastic.caching import CacheFolders, caches_samples, wants_cache
 from hetpipe.decide.elastic.script import building_line, memory_changes, predecessor, scripted_cut
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.loss_scale import LossScales
@@ -445,7 +445,8 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
 
 
 def _prefix(job: Job, config: StageConfig, wiring: Wiring) -> FrozenPrefix | None:
-    if wiring.cache is None or not wants_cache(job):
+    nodes = [node_of(stage.device) for worker in config.plan.virtual_workers for stage in worker.stages]
+    if wiring.cache is None or not wants_cache(job, nodes):
         return None
     stages = config.plan.virtual_workers[config.vw].stages
     return FrozenPrefix(
@@ -455,6 +456,7 @@ def _prefix(job: Job, config: StageConfig, wiring: Wiring) -> FrozenPrefix | Non
         config.stage,
         job.epochs,
         wiring.clock,
+        of_samples=caches_samples(job),
     )
 
 
