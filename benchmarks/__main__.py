@@ -222,7 +222,7 @@ def _moves(_: int) -> Mapping[str, Any]:
 
 def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     figures = frozen_cache.measure(rounds)
-    _say("(u) frozen layers, cached where it pays, against computing them in each pass", figures)
+    _say("(v) frozen layers, cached where it pays, against computing them in each pass", figures)
     return {f"auto / off, {name}": found["auto / off"] for name, found in figures.items()}
 
 

@@ -1,4 +1,4 @@
-"""(u) Frozen layers whose results are cached, against computing them in each pass: pairs of runs, in turn.
+"""(v) Frozen layers whose results are cached, against computing them in each pass: pairs of runs, in turn.
 
 One virtual worker of two stages on one node, a frozen trunk of eight layers and a trained head; the data are dealt in
 order. Once the trunk is heavy, so that reading pays; once it is so light that reading and computing take about as long,

@@ -64,6 +64,29 @@ class MoveDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberDecision:
+    """A virtual worker has left or joined, by no script. The first three fields, and the last, are a script's line."""
+
+    at: DecisionMoment
+    do: Literal["drop", "add"]
+    vw: VirtualWorkerIndex
+    by: Name
+    """What decided it: `drain`, by an operator, or by an agent that leaves the cluster; or `freeze`."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+    stages: tuple[int, ...] = ()
+    """Layers of each stage of one that joins on devices of others; empty: it comes back as it was."""
+    devices: tuple[int, ...] = ()
+    """The device of each: a number counts those of the job's virtual workers, stage by stage, from 0 on."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The subject of the line, which is written once per key."""
+        return (self.do, self.vw, self.at.clock)
+
+
+@dataclass(frozen=True, slots=True)
 class FreezeDecision:
     """Layers are frozen. The first three fields are those of a script's line."""
 
@@ -99,48 +122,6 @@ class BarrierDecision:
     def key(self) -> tuple[str, int, int]:
         """What it is about; it is written once."""
         return (self.do, self.at.clock, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class DropDecision:
-    """A virtual worker leaves, as others take its devices. The first three fields are those of a script's line."""
-
-    at: DecisionMoment
-    do: Literal["drop"]
-    vw: VirtualWorkerIndex
-    by: Name
-    """What decided it: `freeze`."""
-    reason: Sentence
-    wall: float
-    """When this was written, in seconds since 1970."""
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """The subject of the line, which is written once per key."""
-        return (self.do, self.vw, self.at.clock)
-
-
-@dataclass(frozen=True, slots=True)
-class AddDecision:
-    """A virtual worker joins, on devices of others. The first five fields are those of a script's line."""
-
-    at: DecisionMoment
-    do: Literal["add"]
-    vw: VirtualWorkerIndex
-    stages: tuple[int, ...]
-    """Layers of each of its stages."""
-    devices: tuple[int, ...]
-    """The device of each: a number counts those of the job's virtual workers, stage by stage, from 0 on."""
-    by: Name
-    """What decided it: `freeze`."""
-    reason: Sentence
-    wall: float
-    """When this was written, in seconds since 1970."""
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """The subject of the line, which is written once per key."""
-        return (self.do, self.vw, self.at.clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +165,6 @@ class MoveJudgement:
 
 
 DecisionLine = Annotated[
-    MoveDecision | FreezeDecision | BarrierDecision | DropDecision | AddDecision | WavesDecision | MoveJudgement,
+    MoveDecision | MemberDecision | FreezeDecision | BarrierDecision | WavesDecision | MoveJudgement,
     Field(discriminator="do"),
 ]

@@ -11,6 +11,7 @@ from hetpipe.decide.elastic.freezing import freezing_of
 from hetpipe.decide.elastic.moving import stays_near
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths, wave_change_at
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import (
@@ -27,15 +28,16 @@ from hetpipe.job.elastic import (
 )
 from hetpipe.job.file import Job
 from hetpipe.values.decisions import (
-    AddDecision,
     BarrierDecision,
     DecisionLine,
-    DropDecision,
+    DecisionMoment,
     FreezeDecision,
+    MemberDecision,
     MoveDecision,
     MoveJudgement,
     WavesDecision,
 )
+from hetpipe.values.freezing import FreezeLineup
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
@@ -69,6 +71,12 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
             vw = VirtualWorkerIndex(0 if isinstance(line, BarrierLine) else line.vw)
             found.append(PlanChange(Clock(line.at.clock), vw, (0, *accumulate(cut)) if cut else ()))
     return tuple(sorted(found, key=lambda change: change.clock))
+
+
+def scripted_cut(job: Job, vw: VirtualWorkerIndex, after: Clock, upto: Clock) -> tuple[int, ...]:
+    """The bounds that the script gives a virtual worker last, above clock `after` and up to `upto`; empty: none."""
+    changes = [change for change in plan_changes(job) if change.vw == vw and after < change.clock <= upto]
+    return next((change.bounds for change in reversed(changes) if change.bounds), ())
 
 
 def _clock_before(job: Job, vw: VirtualWorkerIndex, p: int) -> Clock:
@@ -150,12 +158,13 @@ def most_minibatches_per_wave(job: Job, plan: Plan, vw: VirtualWorkerIndex) -> i
     return max(own, *(change.of(vw) for change in wave_changes(job)), *compressed, 1)
 
 
-_Repeated = MoveLine | FreezeLine | BarrierLine | DropLine | AddLine | WavesLine
+#: The lines that repeat what a run has decided.
+DecidedLine = MoveLine | DropLine | AddLine | WavesLine | FreezeLine | BarrierLine
 
 
-def script_of(decisions: Iterable[DecisionLine]) -> tuple[_Repeated, ...]:
+def script_of(decisions: Iterable[DecisionLine]) -> tuple[DecidedLine, ...]:
     """The lines of a script that repeat what a run has decided, at the clocks at which that took effect, in order."""
-    found: list[tuple[int, int, _Repeated]] = []
+    found: list[tuple[int, int, DecidedLine]] = []
     for line in decisions:
         if isinstance(line, MoveJudgement):
             continue  # it changes nothing
@@ -163,19 +172,59 @@ def script_of(decisions: Iterable[DecisionLine]) -> tuple[_Repeated, ...]:
         match line:
             case MoveDecision():
                 found.append((clock, line.vw, MoveLine(at=at, do=line.do, vw=line.vw, stages=line.stages)))
+            case MemberDecision(do="drop"):
+                found.append((clock, line.vw, DropLine(at=at, do="drop", vw=line.vw)))
+            case MemberDecision():
+                new = {"stages": line.stages, "devices": line.devices} if line.devices else {}
+                found.append((clock, line.vw, AddLine(at=at, do="add", vw=line.vw, **new)))
             case FreezeDecision():
                 found.append((clock, -1, FreezeLine(at=at, do=line.do, layers=line.layers)))
-            case DropDecision():
-                found.append((clock, -1, DropLine(at=at, do=line.do, vw=line.vw)))
-            case AddDecision():
-                add = AddLine(at=at, do=line.do, vw=line.vw, stages=line.stages, devices=line.devices)
-                found.append((clock, line.vw, add))
             case WavesDecision():
                 waves = WavesLine(at=at, do=line.do, minibatches_per_wave=line.minibatches_per_wave)
                 found.append((clock, -1, waves))
             case BarrierDecision():
                 found.append((clock, -1, BarrierLine(at=at, do=line.do)))
     return tuple(line for _, _, line in sorted(found, key=lambda entry: entry[:2]))
+
+
+def member_decisions(
+    record: SegmentRecord, scripted: Iterable[MemberChange], before: Iterable[DecisionLine], *, wall: float
+) -> Iterator[MemberDecision]:
+    """The decisions about virtual workers that leave or come back at the barrier of `record`, as no script says.
+
+    Args:
+        record: of the segment behind the barrier.
+        scripted: what the script of the job decides.
+        before: the decisions of the run so far.
+        wall: when they are written, in seconds since 1970.
+    """
+    moment = DecisionMoment(record.start)
+    dropped = {change.vw for change in scripted if change.clock == record.start and not change.joins}
+    for left in record.left:
+        if left.vw not in dropped:
+            yield MemberDecision(moment, "drop", left.vw, "drain", "it was drained", wall)
+    newest = {line.vw: line.do for line in before if isinstance(line, MemberDecision)}
+    for member in record.members:
+        if member.joined and newest.get(member.vw) == "drop":
+            yield MemberDecision(moment, "add", member.vw, "drain", "it came back after it was drained", wall)
+
+
+def lineup_decisions(
+    record: SegmentRecord, before: FreezeLineup, lineup: FreezeLineup, *, wall: float
+) -> Iterator[MemberDecision | WavesDecision]:
+    """The decisions by which a lineup replaces another one at the barrier of `record` (freezing.md §4)."""
+    moment = DecisionMoment(record.start)
+    reason = f"pipelines are compressed, as {lineup.frozen} layers with parameters or more are frozen"
+    joined = {member.vw: member for member in record.members if member.joined}
+    for member in record.left:
+        if member.vw not in lineup.members:
+            yield MemberDecision(moment, "drop", member.vw, "freeze", reason, wall)
+    for worker in lineup.workers:
+        if worker.vw in joined:
+            stages = layer_counts(joined[worker.vw].bounds)
+            yield MemberDecision(moment, "add", worker.vw, "freeze", reason, wall, stages, worker.devices)
+    if before.minibatches_per_wave != lineup.minibatches_per_wave:
+        yield WavesDecision(moment, "waves", lineup.minibatches_per_wave, "freeze", reason, wall)
 
 
 def next_add(job: Job, vw: VirtualWorkerIndex, after: int) -> tuple[int, AddLine] | None:

@@ -7,13 +7,14 @@ every new record, `stage_condition` of those that a stage acts on. History is wr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.elastic.script import lineup_decisions, member_decisions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
 from hetpipe.decide.sync.records import (
     BarrierRecord,
@@ -26,7 +27,7 @@ from hetpipe.decide.sync.records import (
 )
 from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
 from hetpipe.observe.history import HistoryWriter
-from hetpipe.server.decisions_file import append_decision
+from hetpipe.server.decisions_file import append_decision, append_decisions
 from hetpipe.server.shard.buffer_exchange import Attendance
 from hetpipe.server.shard.decision_events import (
     Acknowledged,
@@ -43,22 +44,14 @@ from hetpipe.server.shard.decision_events import (
     Staged,
 )
 from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
-from hetpipe.values.decisions import (
-    AddDecision,
-    BarrierDecision,
-    DecisionMoment,
-    DropDecision,
-    FreezeDecision,
-    MoveDecision,
-    WavesDecision,
-)
+from hetpipe.values.decisions import BarrierDecision, DecisionMoment, FreezeDecision, MoveDecision
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import PlanMove, Progress, layer_counts
+from hetpipe.values.sync import MemberChange, PlanMove, Progress
 
 
 class ClockShard:
@@ -431,38 +424,26 @@ class ClockShard:
             return BarrierDecision(moment, "barrier", "norms", reason, wall)
         return None
 
-    def _decided_by_lineup(self, record: SegmentRecord) -> Iterator[DropDecision | AddDecision | WavesDecision]:
-        """Who leaves and joins at a barrier because other pipelines train from there on."""
-        lineups = self._log.new_lineup
-        if lineups is None:
-            return
-        before, lineup = lineups
-        moment, wall = DecisionMoment(record.start), self._clock.wall()
-        reason = f"pipelines are compressed, as {self._log.frozen_before} layers with parameters are frozen"
-        joined = {member.vw: member for member in record.members if member.joined}
-        for member in record.left:
-            if member.vw not in lineup.members:
-                yield DropDecision(moment, "drop", member.vw, "freeze", reason, wall)
-        for worker in lineup.workers:
-            if worker.vw in joined:
-                stages = layer_counts(joined[worker.vw].bounds)
-                yield AddDecision(moment, "add", worker.vw, stages, worker.devices, "freeze", reason, wall)
-        if before.minibatches_per_wave != lineup.minibatches_per_wave:
-            yield WavesDecision(moment, "waves", lineup.minibatches_per_wave, "freeze", reason, wall)
-
-    def _log_frozen(self, record: SegmentRecord) -> None:
-        for vw, squares in self._log.deciding.items():
-            self._history.norms(clock=record.start, vw=vw, layers=list(squares), squares=list(squares.values()))
+    def _file_decisions(self, record: SegmentRecord) -> None:
+        """File what norms have decided at a barrier, and who leaves or comes back there; moves are filed one by one."""
         by_norms = self._decided_by_norms(record)
         if by_norms is not None:
             append_decision(Path(self._run_dir), by_norms)
-        for line in self._decided_by_lineup(record):
-            append_decision(Path(self._run_dir), line)
-        if record.frozen:
-            self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
+        if record.left or any(member.joined for member in record.members):
+            wall, clock, replaced = self._clock.wall(), record.start, self._log.new_lineup
+            decided = list(self._log.config.member_changes)
+            if replaced is not None:
+                left = set(replaced[0].members).difference(replaced[1].members)
+                decided += [MemberChange(clock, vw, joins=False) for vw in left]
+                append_decisions(Path(self._run_dir), lambda _: lineup_decisions(record, *replaced, wall=wall))
+            append_decisions(Path(self._run_dir), lambda before: member_decisions(record, decided, before, wall=wall))
 
     def _log_members(self, record: SegmentRecord) -> None:
-        self._log_frozen(record)
+        for vw, squares in self._log.deciding.items():
+            self._history.norms(clock=record.start, vw=vw, layers=list(squares), squares=list(squares.values()))
+        self._file_decisions(record)
+        if record.frozen:
+            self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:
