@@ -78,6 +78,9 @@ class _FrozenLayers(FrozenLayers):
     def is_repeatable(self, values: Values, first: int, last: int) -> bool:
         return self.parts.compute.is_repeatable(self.p, values, first, last)
 
+    def rows_of_samples(self, values: Values, first: int, last: int, num_samples: int) -> tuple[bool, ...] | None:
+        return self.parts.compute.rows_of_samples(self.p, values, first, last, num_samples)
+
     def seconds_of(self, first: int, last: int, taken: float) -> float:
         return self.parts.emulator.seconds_of(first, last, taken)
 
@@ -572,7 +575,7 @@ class SegmentRun:
             computed=crossed.computed,
             kept=crossed.kept,
             since=since,
-            unit=crossed.arrived.unit.hex(),
+            units=[unit.hex() for unit in crossed.arrived.units],
         )
         return crossed
 
