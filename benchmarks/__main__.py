@@ -35,6 +35,7 @@ from benchmarks import (
     recovery_shard,
     simulator,
     start,
+    transformer,
     wire,
 )
 from benchmarks.sizes import SMOKE, is_smoke, sized
@@ -226,6 +227,12 @@ def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     return {f"auto / off, {name}": found["auto / off"] for name, found in figures.items()}
 
 
+def _transformer(rounds: int) -> Mapping[str, Any]:
+    figures = transformer.measure(rounds)
+    _say("(w) PipeTransformer's steps, beside the job without, seed by seed", figures)
+    return {f"{name} / without": found["ratio"] for name, found in figures.items() if "without" not in name}
+
+
 #: Each measures, in so many rounds where it has rounds, prints, and returns its ratios, nested by name; none where its
 #: figures are seconds alone.
 PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
@@ -248,6 +255,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "partitions": _partitions,
     "moves": _moves,
     "frozen-cache": _frozen_cache,
+    "transformer": _transformer,
     "gpu": _gpu,
 }
 

@@ -40,6 +40,7 @@ from hetpipe.job.elastic import AddLine, MemoryLine, MoveLine, ScriptLine, Scrip
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
+from hetpipe.values.freezing import lineup_for
 from hetpipe.values.ids import Clock, DeviceId, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.memory import (
@@ -233,7 +234,7 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
     segments = planned_lengths(
         start,
         data,
-        per_wave=[job.minibatches_in(worker) for worker in _founders(run.plan)],
+        per_wave=[job.minibatches_in(worker) for worker in run.plan.virtual_workers],
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,
         scripted=ScriptedChanges(
@@ -263,20 +264,22 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
     return document.model_copy(update={"run": forecast})
 
 
-def _founders(plan: Plan) -> Sequence[VirtualWorkerPlan]:
-    """The virtual workers of a plan but those that replace them as layers freeze."""
-    return plan.virtual_workers[: len(plan.freeze_lineups[0].workers)] if plan.freeze_lineups else plan.virtual_workers
-
-
 def _frozen_plan(
-    run: PlannedRun, document: PlanDocument, described: PlanningInputs, frozen_layers: int
+    run: PlannedRun, document: PlanDocument, described: PlanningInputs, frozen_layers: int, lineup: int
 ) -> tuple[SimulatedPlan, Costs]:
-    """The plan of a run while layers are frozen, with the cut that it then has, and its costs."""
+    """The plan of a run while layers are frozen, with those who then train and their cuts, and its costs."""
     plan, costs = frozen_plan(document, described.profile, described.cluster, frozen_layers)
-    frozen = run.plan.freeze_levels.index(frozen_layers)
+    frozen, who = run.plan.freeze_levels.index(frozen_layers), lineup_for(run.plan.freeze_lineups, lineup)
     if frozen_layers == document.frozen_layers:
         return plan, costs  # it is made for them
-    return with_cuts(plan, {cut.vw: cut.bounds for cut in run.plan.freeze_cuts if cut.frozen == frozen}), costs
+    cuts: dict[int, tuple[int, ...]] = {cut.vw: cut.bounds for cut in run.plan.freeze_cuts if cut.frozen <= frozen}
+    if who is None:
+        return with_cuts(plan, cuts), costs
+    places = [stage for stages in plan.workers for stage in stages]
+    workers = tuple(tuple(places[device] for device in worker.devices) for worker in who.workers)
+    bounds = [cuts.get(vw, run.plan.virtual_workers[vw].bounds) for vw in who.members]
+    waves = (who.minibatches_per_wave,) * len(workers)
+    return with_cuts(replace(plan, workers=workers, minibatches_per_wave=waves), dict(enumerate(bounds))), costs
 
 
 def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:
