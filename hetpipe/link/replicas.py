@@ -111,7 +111,7 @@ class ReplicaGroups:
             self._group = None
 
 
-def connect_replicas(
+def connect_replicas(  # noqa: PLR0913 - all that replicas agree on, and their emulation
     store: Store,
     *,
     stage: int,

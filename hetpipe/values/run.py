@@ -72,7 +72,7 @@ class StageEmulation:
     shards: tuple[LinkTime | None, ...] = ()
     """The link to each shard; empty: not emulated."""
     replicas: LinkTime | None = None
-    """The slowest link between the same stages of all virtual workers, of which they make a ring (`sync: allreduce`)."""
+    """The slowest link between the same stages of all virtual workers, which make a ring (`sync: allreduce`)."""
 
     def forward_of(self, first_layer: int, last_layer: int) -> float:
         """Seconds of a forward through layers [first_layer, last_layer)."""
