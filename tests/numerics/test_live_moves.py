@@ -125,6 +125,17 @@ CASES = {
     "flush": Case(
         stages=[[2, 3], [2, 3]], wave=2, minibatches=12, weights="flush", live=((3, 0, (4, 1)), (7, 0, (1, 4)))
     ),
+    # Layer 2 has the weight that the last layer uses as well: the users of a parameter see it wherever its owner is.
+    "tied": Case(
+        model="tied_in_between",
+        data="tokens",
+        workers=1,
+        stages=[[2, 3, 4]],
+        wave=3,
+        minibatches=15,
+        optimizer=dict(ADAMW),
+        live=((4, 0, (3, 2, 4)), (10, 0, (1, 5, 3))),
+    ),
     "no-shards": Case(
         workers=1,
         stages=[[2, 3]],
