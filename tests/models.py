@@ -27,6 +27,14 @@ def mlp64() -> nn.Module:
     return _chain(torch.float64)
 
 
+def mlp32_with_constants() -> nn.Module:
+    """Two of the weights are not trained."""
+    model = mlp32()
+    model.get_parameter("0.weight").requires_grad_(False)
+    model.get_parameter("2.weight").requires_grad_(False)
+    return model
+
+
 class AlwaysDrops(nn.Module):
     """Draws in evaluation mode, too."""
 

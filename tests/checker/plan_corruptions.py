@@ -209,6 +209,6 @@ def live_move_in_a_wave_already_committed(histories: Histories) -> None:
     lines.insert(find(histories, CLOCK_SHARD, event="commit", vw=0, wave=2), announced)
 
 
-@_corruption(LIVE, Kind.PLAN)
+@_corruption(LIVE, Kind.PLAN, Kind.PLAN_VERSION, Kind.SLICE_NOT_OWNED, Kind.COMMITTED_UNSTAGED)
 def live_move_that_loses_a_layer(histories: Histories) -> None:
     record(histories, CLOCK_SHARD, event="plan", vw=0, version=1)["bounds"] = [0, 5, 5]
