@@ -30,8 +30,8 @@ def mlp64() -> nn.Module:
 def mlp32_with_constants() -> nn.Module:
     """Two of the weights are not trained."""
     model = mlp32()
-    model.get_parameter("0.weight").requires_grad_(False)
-    model.get_parameter("2.weight").requires_grad_(False)
+    model.get_parameter("0.weight").requires_grad = False
+    model.get_parameter("2.weight").requires_grad = False
     return model
 
 
