@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from hetpipe.checker import check_run
+from hetpipe.checkpoint.manifest import checkpoint_dir
+from hetpipe.values.ids import Clock
 from hetpipe.values.policies import WEIGHT_POLICIES
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
@@ -187,6 +189,17 @@ def test_others_with_fewer_stages_take_the_devices_of_one_that_is_dropped(but: A
     assert changes(tmp_path) == expected
     numbers = {"waves": waves} if waves else {}
     assert_same_bits(trained(tmp_path), run_reference(what.reference(**numbers)))
+
+
+@pytest.mark.parametrize(
+    "clock", [pytest.param(2, marks=pytest.mark.exhaustive), 3, pytest.param(4, marks=pytest.mark.exhaustive)]
+)
+def test_a_run_goes_on_in_the_middle_of_a_script_that_changes_the_number_of_stages(clock: int, tmp_path: Path) -> None:
+    """From the barriers at which others take over, and from between them."""
+    what = replace(COMPRESSED, every_waves=3, minibatches=24)
+    run(what, tmp_path / "whole")
+    run(what, tmp_path / "resumed", restore=checkpoint_dir(tmp_path / "whole", Clock(clock)))
+    assert_same_bits(trained(tmp_path / "resumed"), run_reference(what.reference(waves=SHARES)))
 
 
 def test_who_trains_on_the_devices_of_one_that_does_is_reported(tmp_path: Path) -> None:
