@@ -90,6 +90,44 @@ def test_every_sample_counts_once_if_a_life_ends_as_well(at: str, number: int, v
     assert (4, "join", 1) in changes(tmp_path)
 
 
+#: Moments of one that takes over, at the barrier at clock 2, and of the one before it.
+_MOMENTS = {
+    "before-prepared": death("before join", vw=1),
+    "prepared": death("after join", vw=2),
+    "other-before-prepared": death("before push", 1, vw=0),
+    "recorded": death("before pull", 2, vw=1),
+    "state-being-written": death("before report_checkpoint", 2, vw=0, stage=1),
+    "state-written": death("after report_checkpoint", 2, vw=0),
+    "after": death("before forward", 7, vw=2),
+    "long-after": death("after staged", 3, vw=1),
+}
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        name
+        if name in ("prepared", "recorded", "state-being-written")
+        else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in _MOMENTS
+    ],
+)
+def test_every_sample_counts_once_if_a_life_ends_around_a_take_over(moment: str, tmp_path: Path) -> None:
+    """Two of one stage take the devices of one of two; either, or the one before them, dies at each point of that."""
+    what = witness_case(
+        workers=1,
+        stages=[[2, 2]],
+        wave=2,
+        every_waves=3,
+        members=((2, "drop", 0),),
+        added=((2, 1, (4,), (0,)), (2, 2, (4,), (1,))),
+    )
+    result = run(what, tmp_path, deaths=(_MOMENTS[moment],), stall_seconds=20.0)
+    assert {(vw, incarnation) for vw, incarnation, *_ in result.ended} == {(_MOMENTS[moment].vw, 0)}
+    assert counts(tmp_path) == [[2] * NUM_WITNESSES] * 4
+    assert {vw for _, event, vw in changes(tmp_path) if event == "join"} >= {1, 2}
+
+
 def test_members_that_the_script_does_not_have_are_reported(tmp_path: Path) -> None:
     """One that goes on although it is dropped, and one that does not come back."""
     what = Case(workers=3, stages=1, minibatches=12, members=((2, "drop", 2), (4, "add", 2)))
