@@ -44,7 +44,7 @@ class StreamSender:
         self,
         inbox: FrameQueue,
         *,
-        send_now: Callable[[Parts], bool],
+        send_now: Callable[[Callable[[], Parts]], bool],
         credit: int,
         ends: Ends,
         limits: LinkLimits,
@@ -161,8 +161,7 @@ class StreamSender:
         num_bytes = sum(tensor.nbytes for tensor in frame.tensors if tensor is not None)
         if not self._is_idle or not self._credit or self._is_paced or num_bytes > _MOST_BYTES_NOW:
             return False
-        (message,) = messages_of(encode(frame))
-        is_sent = self._send_now(message)
+        is_sent = self._send_now(lambda: next(messages_of(encode(frame))))  # so small a frame is one message
         self._credit -= int(is_sent)
         return is_sent
 

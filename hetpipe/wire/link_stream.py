@@ -53,10 +53,13 @@ class LinkStream(Protocol):
         """Send `messages`; this end of the stream ends with them. They are iterated on a thread of the stream."""
         ...
 
-    def send_now(self, message: Parts) -> bool:
+    def send_now(self, make: Callable[[], Parts]) -> bool:
         """Send a message on the calling thread if that needs no wait; whether it was sent.
 
         Only while the stream waits for the next one of `messages`, which must not end meanwhile.
+
+        Args:
+            make: makes the message, if it is sent.
         """
         ...
 
@@ -98,9 +101,9 @@ class GrpcStream:
         """Send `messages`, on a gRPC thread."""
         self.outgoing.set_result(chain(self.preamble, map(b"".join, messages)))
 
-    def send_now(self, message: Parts) -> bool:
+    def send_now(self, make: Callable[[], Parts]) -> bool:
         """Implement `LinkStream.send_now`: gRPC sends on threads of its own."""
-        del message
+        del make
         return False
 
     def receive(self, read: Callable[[bytes | memoryview], T]) -> Generator[T, None, None]:
@@ -128,10 +131,10 @@ class SegmentStream:
         self._thread = threading.Thread(target=self._send, args=(messages,), name=self._name, daemon=True)
         self._thread.start()
 
-    def send_now(self, message: Parts) -> bool:
+    def send_now(self, make: Callable[[], Parts]) -> bool:
         """Implement `LinkStream.send_now`."""
         try:
-            return self._outgoing.send_now(message)
+            return self._outgoing.send_now(make)
         except PeerUnreachable as error:
             self._fail(error)
             return True

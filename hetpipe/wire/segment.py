@@ -225,8 +225,11 @@ class Lane:
             with suppress(SegmentBroken):
                 self._notify(_Kind.END)
 
-    def send_now(self, chunk: Parts) -> bool:
+    def send_now(self, make: Callable[[], Parts]) -> bool:
         """Send a chunk of the call, while `send` waits for its next one; False if no slot is free.
+
+        Args:
+            make: makes the chunk, if it is sent.
 
         Raises:
             SegmentBroken: the other end is closed.
@@ -235,7 +238,7 @@ class Lane:
             self._is_taken(None)
         if self._in_use == NUM_SLOTS:
             return False
-        self._put(chunk)
+        self._put(make())
         return True
 
     def receive(self, *, is_over: Callable[[], bool] | None) -> Generator[memoryview, None, None]:

@@ -153,9 +153,11 @@ class TestTransfers:
                 each = iter(received)
                 assert joined(next(each)) == b"first"
                 assert begun.wait(SECONDS)
-                assert [lane.send_now((b"now", b"!")) for _ in range(NUM_SLOTS)] == [True] * (NUM_SLOTS - 1) + [False]
+                assert [lane.send_now(lambda: (b"now", b"!")) for _ in range(NUM_SLOTS)] == [True] * (NUM_SLOTS - 1) + [
+                    False
+                ]
                 assert [joined(next(each)) for _ in range(NUM_SLOTS - 1)] == [b"now!"] * (NUM_SLOTS - 1)
-                assert lane.send_now((b"later",)), "a slot is free again"
+                assert lane.send_now(lambda: (b"later",)), "a slot is free again"
                 goes_on.set()
                 assert copies(each) == [b"later", b"last"]
             assert sent.result(SECONDS)
@@ -457,7 +459,7 @@ class TestDeaths:
             kill(pid)
             wait_until(lambda: server.num_open == 0, timeout_seconds=SECONDS, what="segment forgotten")
         wait_until(lambda: segments_of() == before, timeout_seconds=SECONDS, what="segment freed")
-        assert not list(Path("/dev/shm").glob("*hetpipe*"))
+        assert not list(Path("/dev/shm").glob("*hetpipe-segment*"))
 
     def test_a_server_that_is_killed_leaves_nothing(self) -> None:
         before = segments_of()
