@@ -80,9 +80,10 @@ def _parser(main: Callable[[list[str]], int]) -> argparse.ArgumentParser:
 
 
 def _cells(option: str, meaning: str) -> str:
-    """A row of a table; what stands between angle brackets is no HTML."""
-    texts = [f"`{option}`", " ".join(meaning.split()).replace("<", "&lt;")]
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+    """A row of a table; what stands between brackets is neither HTML nor a reference."""
+    parts = " ".join(meaning.split()).split("`")
+    parts[::2] = [part.replace("<", "&lt;").replace("[", "\\[") for part in parts[::2]]
+    return "| " + " | ".join(text.replace("|", "\\|") for text in (f"`{option}`", "`".join(parts))) + " |"
 
 
 def main() -> int:
