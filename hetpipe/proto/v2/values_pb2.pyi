@@ -57,18 +57,20 @@ class ShardLinkTime(_message.Message):
     def __init__(self, time: _Optional[_Union[LinkTime, _Mapping]] = ...) -> None: ...
 
 class StageEmulation(_message.Message):
-    __slots__ = ("forward_seconds", "backward_seconds", "upstream", "downstream", "shards")
+    __slots__ = ("forward_seconds", "backward_seconds", "upstream", "downstream", "shards", "replicas")
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     forward_seconds: _containers.RepeatedScalarFieldContainer[float]
     backward_seconds: _containers.RepeatedScalarFieldContainer[float]
     upstream: LinkTime
     downstream: LinkTime
     shards: _containers.RepeatedCompositeFieldContainer[ShardLinkTime]
-    def __init__(self, forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., upstream: _Optional[_Union[LinkTime, _Mapping]] = ..., downstream: _Optional[_Union[LinkTime, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardLinkTime, _Mapping]]] = ...) -> None: ...
+    replicas: LinkTime
+    def __init__(self, forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., upstream: _Optional[_Union[LinkTime, _Mapping]] = ..., downstream: _Optional[_Union[LinkTime, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardLinkTime, _Mapping]]] = ..., replicas: _Optional[_Union[LinkTime, _Mapping]] = ...) -> None: ...
 
 class WorkerEmulation(_message.Message):
     __slots__ = ("stages",)
@@ -535,18 +537,20 @@ class WaveNumbers(_message.Message):
     def __init__(self, minibatches_per_wave: _Optional[int] = ..., origin: _Optional[int] = ...) -> None: ...
 
 class DataSpec(_message.Message):
-    __slots__ = ("num_samples", "batch_size", "seed", "epochs", "total_minibatches")
+    __slots__ = ("num_samples", "batch_size", "seed", "epochs", "total_minibatches", "homes")
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
+    HOMES_FIELD_NUMBER: _ClassVar[int]
     num_samples: int
     batch_size: int
     seed: int
     epochs: int
     total_minibatches: int
-    def __init__(self, num_samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., seed: _Optional[int] = ..., epochs: _Optional[int] = ..., total_minibatches: _Optional[int] = ...) -> None: ...
+    homes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., seed: _Optional[int] = ..., epochs: _Optional[int] = ..., total_minibatches: _Optional[int] = ..., homes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SyncSpec(_message.Message):
     __slots__ = ("minibatches_per_wave", "staleness", "combine", "deterministic", "weights", "pull")
