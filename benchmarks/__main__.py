@@ -35,6 +35,7 @@ from benchmarks import (
     recovery_shard,
     simulator,
     start,
+    thousand,
     wire,
 )
 from benchmarks.sizes import SMOKE, is_smoke, sized
@@ -227,6 +228,14 @@ def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     return {f"auto / off, {name}": found["auto / off"] for name, found in figures.items()}
 
 
+def _thousand(rounds: int) -> Mapping[str, Any]:
+    _say(f"(w) stages on one clock shard, {thousand.NUM_SHARDS} shards, {thousand.NUM_WAVES} waves", thousand.measure())
+    found = [thousand.calls() for _ in range(rounds)]
+    medians = {name: statistics.median(one[name] for one in found) for name in found[0]}
+    _say("    calls per second for the clocks of a job", medians)
+    return {"hetpipe / bare grpc.aio": medians["hetpipe / bare grpc.aio"]}
+
+
 #: Each measures, in so many rounds where it has rounds, prints, and returns its ratios, nested by name; none where its
 #: figures are seconds alone.
 PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
@@ -249,6 +258,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "partitions": _partitions,
     "moves": _moves,
     "frozen-cache": _frozen_cache,
+    "thousand": _thousand,
     "gpu": _gpu,
 }
 
