@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks clean help
+.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks chart clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -34,6 +34,7 @@ help:
 	@echo "make fresh-cases   all tests without processes, with cases of property tests that nobody has seen (ten minutes)"
 	@echo "make docs   the documentation as a site in build/docs/site, its links checked (a minute, and pip's the first time)"
 	@echo "make notebooks   the notebooks of examples/notebooks from their first cell to the last (some minutes)"
+	@echo "make chart   the Helm chart of k8s/chart, rendered by Helm's own code and checked as the manifests are (a minute, and pip's the first time)"
 	@echo "make ui-test   the pages of hetpipe ui in headless Chromium: widths, contrast, keyboard, screenshots in build/ui; needs chromium (two minutes)"
 	@echo "make gpu-test   runs and bits on one GPU; needs one (some minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
@@ -175,6 +176,13 @@ build/notebooks/installed: requirements-notebooks.lock $(STAMP)
 
 notebooks: build/notebooks/installed
 	@PYTHONPATH=$(CURDIR)/build/notebooks/packages $(BIN)/python -m tests.examples.notebooks
+
+build/chart/installed: requirements-chart.lock $(STAMP)
+	@$(PIP) --require-hashes --no-deps --only-binary=:all: --upgrade --target build/chart/packages --requirement requirements-chart.lock
+	@touch $@
+
+chart: build/chart/installed
+	@PYTHONPATH=$(CURDIR)/build/chart/packages $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal tests/deploy/test_chart.py tests/deploy/test_kubernetes.py tests/deploy/test_kubernetes_redis.py
 
 # In a real browser: neither that nor playwright is installed by make setup.
 ui-test: $(STAMP)

@@ -2,7 +2,8 @@
 
 *Push*: this process copies each MiB into a slot of a shared ring and sums it; the other one copies it out, sums its
 copy, checks that it is finite, and at the end adds the whole to its weights. *Pull*: the other way, without the last
-two. No calls, no headers, no admission, no clocks: how near hetpipe comes is what these cost.
+two. No calls, no headers, no admission, no clocks: how near hetpipe comes is what these cost. The other process has a
+thread for each stream, as a parameter server has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import mmap
 import multiprocessing
 import os
 import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
@@ -59,10 +63,15 @@ def _receive(end: socket.socket, ring: int, target: FlatBuffer, *, is_checked: b
             assert finite(numbers[offset // 4 : (offset + size) // 4])
 
 
-def serve(end: socket.socket, num_bytes: int) -> None:
-    """The other process."""
+def serve(ends: Sequence[socket.socket], num_bytes: int) -> None:
+    """The other process, with `num_bytes` for each stream."""
     keep_freed_memory(one_heap=False)
     torch.set_num_threads(2)
+    with ThreadPoolExecutor(len(ends)) as pool:
+        list(pool.map(lambda end: _serve_stream(end, num_bytes), ends))
+
+
+def _serve_stream(end: socket.socket, num_bytes: int) -> None:
     _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
     memory = mmap.mmap(descriptors[0], _SLOTS * _CHUNK)
     weights, update = _buffer(num_bytes), _buffer(num_bytes)
@@ -77,22 +86,35 @@ def serve(end: socket.socket, num_bytes: int) -> None:
             _send(end, _address(memory), weights)
 
 
-class Minimal:
-    """This process's end."""
+@contextmanager
+def minimal_streams(num_streams: int, num_bytes: int) -> Iterator[Sequence[Minimal]]:
+    """Streams to another process, each of `num_bytes`."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_streams)]
+    theirs = [end for _, end in pairs]
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, num_bytes), daemon=True)
+    process.start()
+    for end in theirs:
+        end.close()
+    try:
+        yield [Minimal(end) for end, _ in pairs]
+    finally:
+        process.kill()
+        process.join(5)
+        for end, _ in pairs:
+            end.close()
 
-    def __init__(self, num_bytes: int) -> None:
+
+class Minimal:
+    """This process's end of a stream."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
         descriptor = os.memfd_create("minimal")
         os.ftruncate(descriptor, _SLOTS * _CHUNK)
         self._memory = mmap.mmap(descriptor, _SLOTS * _CHUNK)
-        self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = multiprocessing.get_context("spawn").Process(
-            target=serve, args=(theirs, num_bytes), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        socket.send_fds(self._end, [b"m"], [descriptor])
+        socket.send_fds(end, [b"m"], [descriptor])
         os.close(descriptor)
-        self._end.recv(1)
+        end.recv(1)
 
     def push(self, update: FlatBuffer) -> None:
         """Until it is added."""
@@ -104,9 +126,3 @@ class Minimal:
         """Until all of it is here."""
         self._end.send(b"g")
         _receive(self._end, _address(self._memory), target, is_checked=False)
-
-    def close(self) -> None:
-        """End the other process."""
-        self._end.close()
-        self._process.kill()
-        self._process.join(5)

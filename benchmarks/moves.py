@@ -1,13 +1,14 @@
-"""(t) A move of layers with 64 MiB of state at a barrier, against a plain barrier and against new processes.
+"""(t) A move of layers with 64 MiB of state, at a barrier and without one, against a plain barrier and new processes.
 
 Two virtual workers of two stages of 50 ms (`sleeper`), one parameter server: a real run with 7 processes. Between the
 two slow layers is one with 64 MiB of state that takes no time: trained weights, their momentum and frozen weights. A
 script lets it move there and back between the stages of virtual worker 0, with barriers in between at which nothing
-changes. Then virtual worker 1 is drained and added again, which is how layers moved before: it writes a checkpoint, its
-processes end, and new ones join at a later barrier.
+changes; then as often without a barrier, while minibatches are in flight. Then virtual worker 1 is drained and added
+again, as layers moved before: it writes a checkpoint, its processes end, and new ones join at a later barrier.
 
 A pause is the time between the last update of the first stage before a barrier and its first one behind it, so that
-filling and draining the pipeline is part of all of them.
+filling and draining the pipeline is part of all of them. A gap is the time between two passes or updates of the first
+stage of virtual worker 0, from the trace; those during a move are those from the wave before its first one to that one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,10 @@ from hetpipe.clock import SYSTEM_CLOCK
 
 ROOT = Path(__file__).resolve().parents[1]
 N = 4
-#: Moves, each behind a barrier at which nothing moves.
+#: Moves, each behind a barrier at which nothing moves; and as many without a barrier.
 NUM_MOVES = sized(10, 2)
+#: The first wave of a virtual worker by the layers of its first move without a barrier, and from one to the next.
+FIRST_LIVE, LIVE_EVERY = 2 * NUM_MOVES + 6, 5
 #: Bytes of a tensor of this layer: weights, as many of momentum, and frozen ones; 64 MiB together.
 _TRAINED_BYTES = sized(8 << 20, 1 << 16)
 _FROZEN_BYTES = sized(48 << 20, 1 << 16)
@@ -61,12 +65,18 @@ def model() -> nn.Module:
 
 
 def _script() -> Iterator[dict[str, Any]]:
-    """A barrier at which nothing moves, then one with a move, and so on; the first two clocks warm everything up."""
-    for number in range(NUM_MOVES):
+    """A barrier at which nothing moves, then one with a move, and so on; the first two clocks warm everything up.
+
+    Then moves without barriers.
+    """
+    there_and_back = [[1, 2] if number % 2 == 0 else [2, 1] for number in range(NUM_MOVES)]
+    for number, stages in enumerate(there_and_back):
         clock = 2 + 2 * number
-        yield {"at": {"clock": clock}, "do": "memory", "vw": 0, "layers": [0], "policy": "keep"}
-        stages = [1, 2] if number % 2 == 0 else [2, 1]
+        yield {"at": {"clock": clock}, "do": "barrier"}
         yield {"at": {"clock": clock + 1}, "do": "move", "vw": 0, "stages": stages}
+    for number, stages in enumerate(there_and_back):
+        p = N * (FIRST_LIVE + LIVE_EVERY * number) + 1
+        yield {"at": {"p": p}, "do": "move", "vw": 0, "stages": stages}
 
 
 JOB: dict[str, Any] = {
@@ -78,7 +88,7 @@ JOB: dict[str, Any] = {
     "minibatches": N * 2000,
     "optimizer": {"name": "SGD", "lr": 0.001, "momentum": 0.9},
     "workers": {"count": 2, "stages": [[2, 1], [2, 1]]},
-    "sync": {"kind": "wsp", "D": 1, "minibatches_per_wave": N},
+    "sync": {"kind": "wsp", "D": 1, "minibatches_per_wave": N, "deterministic": True},
     "parameter_servers": {"count": 1},
     "elastic": {"script": list(_script())},
 }
@@ -113,7 +123,7 @@ def train() -> Path:
         command = _hetpipe("train", str(folder / "job.yaml"), "--json", "--run-dir", str(run_dir))
         run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
-        _wait(run, run_dir, 0, 0, N * (2 * NUM_MOVES + 3))
+        _wait(run, run_dir, 0, 0, N * (FIRST_LIVE + LIVE_EVERY * NUM_MOVES))
         for asked in (("drain", "1", "--wait"), ("add",)):
             command = _hetpipe("workers", *asked, "--run-dir", str(run_dir))
             subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -133,9 +143,30 @@ def pauses(run_dir: Path) -> tuple[dict[int, float], float]:
     return found, min(line["t"] for line in of_other if line["incarnation"] == 1) - left
 
 
+def gaps(run_dir: Path) -> tuple[list[float], float]:
+    """Seconds of the longest gap during each move without a barrier, and the longest in the waves between them."""
+    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    busy = sorted(
+        (event["ts"], event["ts"] + event["dur"], event["args"].get("p", 0))
+        for event in events
+        if (event.get("pid"), event.get("tid"), event["ph"]) == (0, 0, "X") and event["name"][:1] in "FBs"
+    )
+    longest: dict[int, float] = {}
+    newest = 0
+    for (_, end, p), (start, _, _) in pairwise(busy):
+        newest = max(newest, p)
+        wave = (newest - 1) // N
+        longest[wave] = max(longest.get(wave, 0.0), (start - end) * 1e-6)
+    firsts = [FIRST_LIVE + LIVE_EVERY * number for number in range(NUM_MOVES)]
+    moved = [max(longest[wave] for wave in (first - 1, first)) for first in firsts]
+    return moved, max(longest[first + 2] for first in firsts)
+
+
 def measure() -> dict[str, Any]:
     """One run: medians in minibatches of 50 ms."""
-    found, restart = pauses(train())
+    run_dir = train()
+    found, restart = pauses(run_dir)
+    live, plain_gap = gaps(run_dir)
     plain = [seconds for clock, seconds in found.items() if clock % 2 == 0]
     moved = [seconds for clock, seconds in found.items() if clock % 2]
     beyond = [with_move - without for without, with_move in zip(plain, moved, strict=True)]
@@ -144,6 +175,11 @@ def measure() -> dict[str, Any]:
         "barrier with a move, seconds": round(statistics.median(moved), 3),
         "beyond a plain barrier, minibatches": round(statistics.median(beyond) / STAGE_SECONDS, 2),
         "beyond a plain barrier, worst, minibatches": round(max(beyond) / STAGE_SECONDS, 2),
+        "without a barrier: longest gap of the first stage, median, stages": round(
+            statistics.median(live) / STAGE_SECONDS, 2
+        ),
+        "without a barrier: longest gap of the first stage, worst, stages": round(max(live) / STAGE_SECONDS, 2),
+        "longest gap of the first stage where nothing moves, stages": round(plain_gap / STAGE_SECONDS, 2),
         "drained and added again, seconds": round(restart, 3),
         "move / new processes": round(statistics.median(moved) / restart, 4),
     }

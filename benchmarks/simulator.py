@@ -31,7 +31,7 @@ MINIBATCHES_PER_WAVE = 4
 #: Doubled from run to run.
 SIZES = sized((16, 32, 64, 128, 256), (16,))
 #: Nodes of four devices in the comparison with scale models, waves, and N.
-SCALED_NODES, SCALED_WAVES, _N = sized((64, 256), (64,)), sized(12, 4), 8
+_NODES, SCALED_WAVES, _N = 64, sized(12, 4), 8
 
 _KINDS = ("fast", "slow")
 _MIB = 1 << 20
@@ -60,28 +60,27 @@ def scale_models() -> dict[str, Any]:
     The model of 100 layers of `allocation`, a shard on each node.
     """
     found: dict[str, Any] = {}
-    for num_nodes in SCALED_NODES:
-        costs = Costs(allocation.model_of_many_layers(), allocation.cluster(num_nodes))
-        jobs = Jobs(costs, PlanOptions(placement="balanced"), Partitioner(costs))
-        divisions = {"NP": node_partition.groups(jobs), "HD": hybrid_distribution.groups(jobs)}
-        divisions["ED"] = equal_distribution.groupings(jobs)[0]
-        for name, groups in divisions.items():
-            plan = jobs.best_with(_N, groups)
-            assert plan is not None, "a quarter of the model fits on a device"
-            whole = planned(plan)
-            scale = scale_model(whole.workers, whole.minibatches_per_wave, whole.placed, costs)
-            assert scale is not None, "there are four kinds of nodes"
-            options = SimulationOptions(staleness=0, minibatches=SCALED_WAVES * _N, staggered=True)
-            begun = time.process_time()
-            rate = simulate(whole, costs, options).samples_per_second
-            between = time.process_time()
-            small = simulate(at_scale(whole, scale), costs, replace(options, local_shards=False))
-            ended = time.process_time()
-            found[f"{name}, {num_nodes} nodes"] = {
-                "whole": round(between - begun, 2),
-                "scale model": round(ended - between, 2),
-                "scale model's speed": round(sum(scale.expanded(small.worker_samples_per_second)) / rate, 3),
-            }
+    costs = Costs(allocation.model_of_many_layers(), allocation.cluster(_NODES))
+    jobs = Jobs(costs, PlanOptions(placement="balanced"), Partitioner(costs))
+    divisions = {"NP": node_partition.groups(jobs), "HD": hybrid_distribution.groups(jobs)}
+    divisions["ED"] = equal_distribution.groupings(jobs)[-1]
+    for name, groups in divisions.items():
+        plan = jobs.best_with(_N, groups)
+        assert plan is not None, "a quarter of the model fits on a device"
+        whole = planned(plan)
+        scale = scale_model(whole.workers, whole.minibatches_per_wave, whole.placed, costs)
+        assert scale is not None, "there are four kinds of nodes"
+        options = SimulationOptions(staleness=0, minibatches=SCALED_WAVES * _N, staggered=True)
+        begun = time.process_time()
+        rate = simulate(whole, costs, options).samples_per_second
+        between = time.process_time()
+        small = simulate(at_scale(whole, scale), costs, replace(options, local_shards=False))
+        ended = time.process_time()
+        found[name] = {
+            "whole": round(between - begun, 2),
+            "scale model": round(ended - between, 2),
+            "scale model's speed": round(sum(scale.expanded(small.worker_samples_per_second)) / rate, 3),
+        }
     return found
 
 

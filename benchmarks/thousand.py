@@ -119,11 +119,12 @@ def _run(num_stages: int) -> dict[str, Any]:
         after = server.receive(_Usage)
     # The first clocks are late by the time in which processes start.
     late = [found[clock] - after.committed[clock - 1] for found in arrived for clock in range(3, NUM_WAVES + 1)]
-    num_calls = num_stages * NUM_WAVES
     return {
         "milliseconds late, median": round(1000 * statistics.median(late), 1),
         "99th percentile": round(1000 * statistics.quantiles(late, n=100)[98], 1),
-        "milliseconds of processor per call": round(1000 * (after.seconds - before.seconds) / num_calls, 2),
+        "milliseconds of processor per stage and wave": round(
+            1000 * (after.seconds - before.seconds) / (num_stages * NUM_WAVES), 2
+        ),
         "kB of memory per stage": round((after.num_bytes - before.num_bytes) / 1000 / num_stages, 1),
         "seconds": round(SYSTEM_CLOCK.monotonic() - begun, 1),
     }

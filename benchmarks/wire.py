@@ -15,13 +15,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import grpc
 import torch
 
-from benchmarks.minimal import Minimal
+from benchmarks.minimal import minimal_streams
 from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.sync.segment import first_progress
@@ -45,7 +46,7 @@ from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, SyncSpec
 from hetpipe.weights.allocator import keep_freed_memory
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
-from hetpipe.wire.call import Calls
+from hetpipe.wire.call import Calls, joined
 from hetpipe.wire.calls import (
     CONFIGURE,
     FOLLOW_LOG,
@@ -157,9 +158,10 @@ class Bench:
         grpc_only = [connect_shard(address, ShardIndex(0)) for _ in range(num_streams)]
         shared = [SharedMemoryCalls(connect_shard(address, ShardIndex(0)), lane.requester) for lane in self._lanes]
         self._shards: dict[str, Sequence[Calls]] = {GRPC: grpc_only, MEMORY: shared}
-        self._minimal = [Minimal(lane_bytes) for _ in range(num_streams)]
+        self._resources = ExitStack()
+        self._minimal = self._resources.enter_context(minimal_streams(num_streams, lane_bytes))
         channels = [open_channel(address) for _ in range(num_streams)]
-        self._discards = [channel.stream_unary(f"/{DISCARD}/Push", as_is, as_is) for channel in channels]
+        self._discards = [channel.stream_unary(f"/{DISCARD}/Push", joined, as_is) for channel in channels]
         self._wave = 0
         self._start()
 
@@ -220,8 +222,7 @@ class Bench:
         self._shard_process.join(5)
         for process in (self._shard_process, self._raw_process):
             process.kill()
-        for minimal in self._minimal:
-            minimal.close()
+        self._resources.close()
 
     # -- what is timed -------------------------------------------------------------------------------------------------
 

@@ -36,9 +36,14 @@ def checksum(data: Bytes, *, place: int, skip: int = 0) -> bytes:
 
 
 def checksum_of(blocks: Iterable[Bytes], *, place: int) -> bytes:
-    """`checksum` of consecutive blocks as one payload, which need not be in memory together."""
-    total = xxhash.xxh3_64(seed=place)
-    for block in blocks:
+    """`checksum` of consecutive blocks as one payload; they need not be in memory together, or contiguous."""
+    parts = iter(blocks)
+    first, second = next(parts, b""), next(parts, None)
+    if second is None:
+        return checksum(first, place=place)
+    total = xxhash.xxh3_64(first, seed=place)
+    total.update(second)
+    for block in parts:
         total.update(block)
     return total.digest()
 

@@ -28,8 +28,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from hetpipe.errors import InjectedFault, PeerUnreachable, UserError
+
+T = TypeVar("T")
 
 #: Environment variable with the entries.
 VARIABLE = "HETPIPE_FAILPOINTS"
@@ -230,13 +233,13 @@ def reach(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Passing:
+class _Passing(Generic[T]):
     """Chunks with failpoints after the first and the last one, on each iteration."""
 
     operation: str
-    chunks: Iterable[bytes]
+    chunks: Iterable[T]
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[T]:
         for position, chunk in enumerate(self.chunks):
             yield chunk
             if position == 0:
@@ -244,7 +247,7 @@ class _Passing:
         reach(f"{self.operation}.after_last_chunk")
 
 
-def passing(operation: str, chunks: Iterable[bytes]) -> Iterable[bytes]:
+def passing(operation: str, chunks: Iterable[T]) -> Iterable[T]:
     """`chunks`, with `OPERATION.mid_stream` after the first one and `OPERATION.after_last_chunk` after the last."""
     return chunks if _armed is None else _Passing(operation, chunks)
 

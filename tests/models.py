@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from itertools import count, islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,37 @@ class AlwaysDrops(nn.Module):
 
 def always_dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), AlwaysDrops(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+class Centred(nn.Module):
+    """Computes something else of a sample in each minibatch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+def centring() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), Centred(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+class Rotated(nn.Module):
+    """All blocks use the same angles, which belong to no sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(4))
+        self.head = nn.Linear(5, 3)
+        self.register_buffer("frequencies", torch.arange(5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.cos(self.get_buffer("frequencies")).view(1, 5)
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * angles
+        return cast(Tensor, self.head(x))
+
+
+def rotated() -> nn.Module:
+    return Rotated()
 
 
 def wide32() -> nn.Module:
@@ -255,6 +286,18 @@ class Flipped:
 
 def flipped32() -> Flipped:
     return Flipped()
+
+
+class Augmented(Flipped):
+    """No input comes back."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.randn(5), target
+
+
+def augmented32() -> Augmented:
+    return Augmented()
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):

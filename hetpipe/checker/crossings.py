@@ -2,7 +2,7 @@
 
 A cache belongs to one node, so the times of its lines are comparable. Entries are only replaced by ones that spare
 more, and nothing is evicted: what a cache has of a unit at some time spares every layer before the last border at which
-it was kept until then.
+it was kept until then. A minibatch is read where all of its units stand at the same border.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class CrossingVerifier:
     def __init__(self, timeline: Timeline, findings: Findings) -> None:
         self._timeline = timeline
         self._findings = findings
-        #: Cache and unit → all lines about it.
-        self._units: defaultdict[tuple[str, str], list[Crossed]] = defaultdict(list)
+        #: Cache and unit → the lines that keep it.
+        self._kept: defaultdict[tuple[str, str], list[Crossed]] = defaultdict(list)
+        self._lines: list[Crossed] = []
         #: Virtual worker, incarnation and minibatch → stage → its line.
         self._minibatches: defaultdict[tuple[int, int, int], dict[int, Crossed]] = defaultdict(dict)
 
@@ -33,15 +34,17 @@ class CrossingVerifier:
             self._findings.add(Kind.FROZEN_CROSSED, f"a second {event.name}", event.origin)
             return
         own[event.stage] = event
-        if set(event.unit) != {"0"}:
-            self._units[event.cache, event.unit].append(event)
+        if event.units:
+            self._lines.append(event)
+            for unit in event.units if event.kept else ():
+                self._kept[event.cache, unit].append(event)
 
     def finish(self) -> None:
         """Report violations."""
         for own in self._minibatches.values():
             self._verify_path([own[stage] for stage in sorted(own)])
-        for lines in self._units.values():
-            self._verify_unit(lines)
+        for line in self._lines:
+            self._verify_use(line)
 
     def _verify_path(self, lines: list[Crossed]) -> None:
         """Verify that a minibatch crosses the frozen layers from the first to the last, stage by stage."""
@@ -68,21 +71,24 @@ class CrossingVerifier:
                 self._findings.add(Kind.FROZEN_CROSSED, message, line.origin)
             at = max(at, line.last)
 
-    def _verify_unit(self, lines: list[Crossed]) -> None:
+    def _verify_use(self, line: Crossed) -> None:
         """Verify that what is read was kept, and that what is kept is not computed again."""
-        kept = [line for line in lines if line.kept]
+        kept = [self._kept.get((line.cache, unit), []) for unit in line.units]
         # A killed stage may have kept without a line.
         may_lack = any(life.eviction is not None for life in self._timeline.lives.values())
-        for line in lines:
-            was_kept = may_lack or any(other.last == line.read and other.since <= line.origin.t for other in kept)
-            if line.read and not was_kept:
-                message = f"{line.name} reads the input of layer {line.read}, which was not kept before"
-                self._findings.add(Kind.CACHE_READ, message, line.origin)
-            for other in kept:
-                if line.first < line.last and other.last > line.first and other.origin.t < line.since:
-                    message = (
-                        f"{line.name} computes the frozen layers [{line.first}, {line.last}), although the input of "
-                        f"layer {other.last} is cached since the {other.name}"
-                    )
-                    self._findings.add(Kind.CACHED_TWICE, message, line.origin)
-                    break
+        was_kept = all(any(other.last == line.read and other.since <= line.origin.t for other in own) for own in kept)
+        if line.read and not was_kept and not may_lack:
+            message = f"{line.name} reads the input of layer {line.read}, which was not kept before"
+            self._findings.add(Kind.CACHE_READ, message, line.origin)
+        if line.first < line.last:
+            spare = [
+                [other for other in own if other.last > line.first and other.origin.t < line.since] for own in kept
+            ]
+            borders = {max((other.last for other in own), default=0) for own in spare}
+            if len(borders) == 1 and borders != {0}:
+                other = max((own[-1] for own in spare), key=lambda found: found.origin.t)
+                message = (
+                    f"{line.name} computes the frozen layers [{line.first}, {line.last}), although the input of "
+                    f"layer {other.last} is cached since the {other.name}"
+                )
+                self._findings.add(Kind.CACHED_TWICE, message, line.origin)

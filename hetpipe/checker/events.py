@@ -110,8 +110,8 @@ class Crossed(StageEvent):
     """Whether the input of layer `last` is in the cache now."""
     since: float
     """Monotonic seconds before the cache was looked up."""
-    unit: str
-    """Digest of what enters the model."""
+    units: tuple[str, ...]
+    """Digests of what enters the model, as a whole or of each sample; none: no cache is asked."""
 
 
 @dataclass(frozen=True, slots=True)

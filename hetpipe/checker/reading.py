@@ -160,6 +160,13 @@ def _text(record: Record, key: str) -> str:
     return value
 
 
+def _texts(record: Record, key: str) -> tuple[str, ...]:
+    values = record.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise _MalformedError(f"{key} must be a list of strings")
+    return tuple(values)
+
+
 def _count(record: Record, key: str) -> int:
     value = record.get(key)
     # `type(...) is int` on purpose: True and False are no counts.
@@ -228,11 +235,8 @@ def _waves(record: Record, origin: Origin) -> Event:
 
 
 def _memory(record: Record, origin: Origin) -> Event:
-    policies = record.get("policies")
-    if not isinstance(policies, list) or not all(isinstance(policy, str) for policy in policies):
-        raise _MalformedError("policies must be a list of strings")
     vw, incarnation, stage, p = _counts(record, _STAGE_KEYS)
-    return Memory(origin, vw, incarnation, stage, p, tuple(policies))
+    return Memory(origin, vw, incarnation, stage, p, _texts(record, "policies"))
 
 
 def _crossed(record: Record, origin: Origin) -> Event:
@@ -243,7 +247,7 @@ def _crossed(record: Record, origin: Origin) -> Event:
         raise _MalformedError(f"since must be a number of seconds, not {since!r}")
     vw, incarnation, stage, p = _counts(record, _STAGE_KEYS)
     read, kept = _counts(record, ("read", "kept"))
-    cache, unit = _text(record, "cache"), _text(record, "unit")
+    cache, units = _text(record, "cache"), _texts(record, "units")
     return Crossed(
         origin,
         vw,
@@ -256,7 +260,7 @@ def _crossed(record: Record, origin: Origin) -> Event:
         computed[1],
         kept=bool(kept),
         since=since,
-        unit=unit,
+        units=units,
     )
 
 

@@ -105,6 +105,7 @@ FAMILIES = (
             Command("top", "Watch a run and its cluster, every second."),
             Command("ui", "Show the runs in a browser."),
             Command("check", "Verify a run's history."),
+            Command("script", "Show what a run has decided, as a script for a job."),
             Command("debug", "Replay one minibatch of a run in one process, on the CPU, under a debugger."),
         ),
     ),

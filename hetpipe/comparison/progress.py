@@ -14,7 +14,7 @@ from hetpipe.comparison.record import TrialRecord, TrialState
 from hetpipe.comparison.trials import Trial
 from hetpipe.report.progress import STATE_TEXTS, totals_text
 from hetpipe.report.text import duration, measure, rate
-from hetpipe.report.view import View
+from hetpipe.report.view import View, WaitPace
 from hetpipe.values.events import (
     JobEnded,
     JobEvent,
@@ -88,6 +88,7 @@ class _Shown(CompareProgress):
         self._runs_left = 0
         self._state = ""
         self._table: ProgressTable | None = None
+        self._waits = WaitPace()
         #: Remarks of the runs so far, to print repeated ones once.
         self._printed: set[str] = set()
 
@@ -124,7 +125,8 @@ class _Shown(CompareProgress):
             case ProgressTable():
                 self._table = event
             case Waiting(sentence=sentence, seconds=seconds):
-                self._print(f"{self._heading}: waiting for {duration(seconds)}: {sentence}", is_bad=True)
+                if self._waits.admit(event, now=self._clock.monotonic()):
+                    self._print(f"{self._heading}: waiting for {duration(seconds)}: {sentence}", is_bad=True)
             case Notice():
                 self._print(f"{self._heading}: {event.text}", is_bad=event.severity == "warning")
             case JobEnded():

@@ -103,8 +103,8 @@ class FreezeSection(Section):
 
     cache: CacheMode = "auto"
     """Whether what enters the first trained layer is kept on each node and read in later passes over the data, instead
-    of being computed again: `auto`, where minibatches may come back (not if `data.shuffle` deals the samples anew), and
-    as long as that is faster; `on`, always; or `off`.
+    of being computed again: `auto`, where minibatches may come back (with `data.shuffle`, if all stages are on one
+    node), and as long as that is faster; `on`, always; or `off`.
     """
     cache_memory_bytes: Annotated[int, Field(ge=0)] = Field(default=1 << 30, examples=[4294967296])
     """Bytes of it on each node in shared memory (`/dev/shm`)."""

@@ -515,7 +515,7 @@ def _moves_between_barriers(
         )
 
 
-def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection, data: DataSection) -> Iterator[Problem]:
+def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection) -> Iterator[Problem]:
     if freeze.cache != "on":
         return
     if not freeze.is_used and not elastic.freezes:
@@ -523,11 +523,6 @@ def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection, data: Da
     if freeze.mode == "train":
         yield _cache(
             "is on, but with `freeze.mode: train` frozen layers compute something else each time; remove one of them"
-        )
-    if data.is_shuffled:
-        yield _cache(
-            "is on, but `data.shuffle` deals the samples into other minibatches in each epoch, so that none comes "
-            "back; set `data.shuffle: false`, or a `data.sampler` that shuffles whole minibatches"
         )
 
 

@@ -86,14 +86,14 @@ class HistoryWriter(Protocol):
         computed: Sequence[int],
         kept: bool,
         since: float,
-        unit: str,
+        units: Sequence[str],
     ) -> None:
         """Minibatch p is behind the frozen layers of a stage that uses a cache.
 
         `cache` names the cache of its node. What enters layer `read` was read from it, unless that is 0. The layers
         `computed` [first, last) were computed, none if these are equal, and what enters layer `last` is `kept` in the
-        cache, or not (1, 0). The cache was looked up after `since` (monotonic seconds). `unit` is the digest of what
-        enters the model; of zeros alone: no cache is asked for it. Not in a summary.
+        cache, or not (1, 0). The cache was looked up after `since` (monotonic seconds). `units` are digests of what
+        enters the model, as a whole or of each sample; none: no cache is asked for it. Not in a summary.
         """
         self.write(
             "crossed",
@@ -106,7 +106,7 @@ class HistoryWriter(Protocol):
             computed=list(computed),
             kept=int(kept),
             since=since,
-            unit=unit,
+            units=list(units),
         )
 
     def backward(
@@ -329,7 +329,7 @@ class SummaryHistory(HistoryWriter):
         computed: Sequence[int],
         kept: bool,
         since: float,
-        unit: str,
+        units: Sequence[str],
     ) -> None:
         """Not in a summary."""
 

@@ -281,6 +281,46 @@ class StageCompute:
         one, other = run(p), run(p + 1)
         return one == other and before == digest_of(tuple(buffer.cpu() for buffer in buffers))
 
+    def rows_of_samples(
+        self, p: Minibatch, values: Values, first: int, last: int, num_samples: int
+    ) -> tuple[bool, ...] | None:
+        """Which values behind the frozen layers [first, last) have a row for each sample; others belong to all of them.
+
+        Tried with the samples in other orders, and with one of them in all places.
+
+        Args:
+            p: a minibatch.
+            values: the inputs, which stay as they are.
+            first, last: indices in the chain.
+            num_samples: of the minibatch.
+
+        Returns:
+            None if a row depends on more than its own sample and their number.
+        """
+        if num_samples == 1:
+            return None  # nothing can be tried
+
+        def chosen(value: Tensor, choice: Tensor) -> Tensor:
+            return value.index_select(0, choice.to(value.device)) if has_rows(value) else value
+
+        def has_rows(value: Tensor) -> bool:
+            return value.dim() > 0 and value.shape[0] == num_samples
+
+        def run(choice: Tensor) -> Values:
+            return self.run_frozen(p, tuple(chosen(value, choice).clone() for value in values), first, last)
+
+        same = torch.arange(num_samples)
+        choices = (same.roll(1), same.flip(0), torch.zeros_like(same), torch.full_like(same, num_samples - 1))
+        found, others = run(same), [run(choice) for choice in choices]
+        by_sample: list[bool] = []
+        for value, *at in zip(found, *others, strict=True):
+            by_sample.append(has_rows(value))
+            if not _same_bits(at, [chosen(value, choice) for choice in choices]):
+                by_sample[-1] = False
+                if not _same_bits(at, [value] * len(choices)):
+                    return None
+        return tuple(by_sample)
+
     def forward(
         self,
         p: Minibatch,
@@ -446,6 +486,11 @@ class StageCompute:
 
 def _edge(tensor: Tensor) -> GradientEdge | None:
     return get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    one, other = (digest_of(tuple(value.cpu() for value in each)) for each in (values, others))
+    return one == other
 
 
 def _unwrapped(outputs: Values) -> Tensor | Values:

@@ -1,9 +1,9 @@
 """The cache of a node: what enters the layers behind frozen ones, in files that its stage processes share.
 
-A folder in shared memory, and behind it one on disk, both owned by the node's agent (caching.md §3). Each unit is one
-file, which appears complete or not at all; the name has the border at which it stands and the unit's digest. Bytes in
-use are counted in a file under a lock, so that all processes together stay within the limits. What cannot be kept, as
-memory or disk are full, is computed again: a cache never fails a run.
+A folder in shared memory, and behind it one on disk, both owned by the node's agent (caching.md §3). Each unit, a
+minibatch or a sample, is one file, which appears complete or not at all; the name has the border at which it stands and
+the unit's digest. Bytes in use are counted in a file under a lock, so that all processes together stay within the
+limits. What cannot be kept, as memory or disk are full, is computed again: a cache never fails a run.
 
     length of the header (u64), header: JSON [[dtype, shape], …], zeros up to a multiple of 64
     each tensor's elements, from a multiple of 64 on
@@ -20,7 +20,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +54,26 @@ def digest_of(values: Values) -> bytes:
         if value.numel():
             found.update(_memory(value.detach().contiguous()))
     return found.digest()
+
+
+def digests_of_samples(values: Values) -> tuple[bytes, ...] | None:
+    """Digest of each sample of a minibatch: of its rows in tensors on the CPU, and of how many samples there are.
+
+    None if the tensors do not all have one row for each sample.
+    """
+    counts = {value.shape[0] if value.dim() else 0 for value in values}
+    count = counts.pop() if len(counts) == 1 else 0
+    if not count:
+        return None
+    of_all = xxhash.xxh3_128(json.dumps(_specs(values)).encode())
+    contiguous = [value.detach().contiguous() for value in values if value.numel()]
+    found = []
+    for place in range(count):
+        own = of_all.copy()
+        for value in contiguous:
+            own.update(_memory(value[place]))
+        found.append(own.digest())
+    return tuple(found)
 
 
 class FrozenCache:
@@ -95,15 +115,85 @@ class FrozenCache:
 
     def keep(self, border: int, unit: bytes, values: Values) -> bool:
         """Keep what enters layer `border`, of a unit; returns whether it is kept now."""
-        if any((folder / str(border) / unit.hex()).exists() for folder in self._roots()):
-            return True
-        pieces = _pieces(values)
-        size = sum(len(piece) for piece in pieces)
+        return self._keep(border, {unit: _pieces(values, _start(values))})
+
+    def read_samples(self, border: int, units: Sequence[bytes]) -> Values | None:
+        """What enters layer `border`, of a minibatch of these samples; None if one of them is not kept."""
+        paths = [self._path_of(border, unit) for unit in units]
+        present = [path for path in paths if path is not None]
+        if len(present) < len(paths):
+            return None
+        with suppress(FileNotFoundError):
+            read = _read_rows(present)
+            if read is None or not read[-1].eq(read[-1][0]).all():
+                return None
+            *rows, notes = read
+            note = notes[0].tolist()
+            by_sample = note[DIGEST_BYTES:]
+            shared = () if all(by_sample) else self.read(border, bytes(note[:DIGEST_BYTES]))
+            if shared is not None:
+                left, common = iter(rows), iter(shared)
+                return tuple(next(left if is_row else common) for is_row in by_sample)
+        return None
+
+    def keep_samples(self, border: int, units: Sequence[bytes], values: Values, by_sample: Sequence[bool]) -> bool:
+        """Keep what enters layer `border`, of each sample of a minibatch; returns whether all are kept now.
+
+        Args:
+            border: the layer.
+            units: of the samples.
+            values: what enters the layer, of the minibatch.
+            by_sample: for each value, whether it has a row for each sample; else it belongs to all of them, such as the
+                angles of rotary embeddings.
+        """
+        shared = tuple(value for value, is_row in zip(values, by_sample, strict=True) if not is_row)
+        rows = [value for value, is_row in zip(values, by_sample, strict=True) if is_row]
+        common = digest_of(shared)
+        if shared and not self.keep(border, common, shared):
+            return False
+        note = torch.tensor([*common, *by_sample], dtype=torch.uint8)
+        start = _start((*(row[0] for row in rows), note))
+        return self._keep(
+            border, {unit: _pieces((*(row[k] for row in rows), note), start) for k, unit in enumerate(units)}
+        )
+
+    def drop(self, border: int, units: Sequence[bytes]) -> None:
+        """Keep units at `border` no more."""
+        for tier in ("memory", "disk"):
+            size = 0
+            for unit in units:
+                path = self._root(tier) / str(border) / unit.hex()
+                with suppress(FileNotFoundError):
+                    size += path.stat().st_size
+                    path.unlink()
+            if size:
+                self._release(tier, size)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _root(self, tier: Tier) -> Path:
+        return (self._folders.memory if tier == "memory" else self._folders.disk) / str(self._term)
+
+    def _roots(self) -> tuple[Path, Path]:
+        return self._root("memory"), self._root("disk")
+
+    def _path_of(self, border: int, unit: bytes) -> Path | None:
+        paths = (folder / str(border) / unit.hex() for folder in self._roots())
+        return next((path for path in paths if path.exists()), None)
+
+    def _keep(self, border: int, files: Mapping[bytes, Sequence[memoryview | bytes]]) -> bool:
+        """Keep all of these files, or none that was not kept before; returns whether they are kept now."""
+        new = {unit: pieces for unit, pieces in files.items() if self._path_of(border, unit) is None}
+        size = sum(len(piece) for pieces in new.values() for piece in pieces)
         tier = self._reserve(size)
         while tier is not None:
+            written: list[Path] = []
             try:
-                _write(self._root(tier) / str(border) / unit.hex(), pieces)
+                for unit, pieces in new.items():
+                    written.append(_write(self._root(tier) / str(border) / unit.hex(), pieces))
             except OSError as error:
+                for path in written:
+                    path.unlink(missing_ok=True)
                 self._release(tier, size)
                 if error.errno not in _FULL:
                     _log.warning("frozen_cache_not_written", reason=str(error), consequence="its layers compute again")
@@ -113,25 +203,6 @@ class FrozenCache:
                 return True
         self._tell_full()
         return False
-
-    def drop(self, border: int, unit: bytes) -> None:
-        """Keep a unit at `border` no more."""
-        for tier in ("memory", "disk"):
-            path = self._root(tier) / str(border) / unit.hex()
-            try:
-                size = path.stat().st_size
-                path.unlink()
-            except FileNotFoundError:
-                continue
-            self._release(tier, size)
-
-    # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _root(self, tier: Tier) -> Path:
-        return (self._folders.memory if tier == "memory" else self._folders.disk) / str(self._term)
-
-    def _roots(self) -> tuple[Path, Path]:
-        return self._root("memory"), self._root("disk")
 
     def _reserve(self, size: int, only: Tier | None = None) -> Tier | None:
         """Count `size` bytes as used where there is room for them; None: nowhere."""
@@ -189,19 +260,27 @@ def _padding(size: int) -> int:
     return -size % ALIGNMENT_BYTES
 
 
-def _pieces(values: Values) -> list[memoryview | bytes]:
-    """The content of a unit's file."""
+def _start(values: Values) -> bytes:
+    """The header of a unit's file."""
     text = json.dumps(_specs(values)).encode()
-    start = _LENGTH.pack(len(text)) + text
-    pieces: list[memoryview | bytes] = [start, bytes(_padding(len(start)))]
+    length = _LENGTH.size + len(text)
+    return _LENGTH.pack(len(text)) + text + bytes(_padding(length))
+
+
+def _pieces(values: Values, start: bytes) -> list[memoryview | bytes]:
+    """The content of a unit's file; the tensors must outlive it."""
+    pieces: list[memoryview | bytes] = [start]
     for value in values:
         if value.numel():
             pieces += [_memory(value), bytes(_padding(value.nbytes))]
     return [piece for piece in pieces if len(piece)]
 
 
-def _write(path: Path, pieces: Sequence[memoryview | bytes], suffix: str | None = None) -> None:
+def _write(path: Path, pieces: Sequence[memoryview | bytes], suffix: str | None = None) -> Path:
     """Write a unit's file, which appears when it is complete; until then it has `suffix`, or one of this thread.
+
+    Returns:
+        `path`.
 
     Raises:
         OSError: it cannot be written; nothing of it remains.
@@ -219,6 +298,7 @@ def _write(path: Path, pieces: Sequence[memoryview | bytes], suffix: str | None 
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    return path
 
 
 def _read(path: Path) -> Values:
@@ -227,13 +307,36 @@ def _read(path: Path) -> Values:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     data = torch.frombuffer(memory, dtype=torch.uint8)
     (length,) = _LENGTH.unpack(memory[: _LENGTH.size])
-    specs = json.loads(memory[_LENGTH.size : _LENGTH.size + length])
     position, found = _LENGTH.size + length, []
-    for name, shape in specs:
+    for dtype, shape in _specs_in(memory[_LENGTH.size : position]):
         position += _padding(position)
-        dtype = getattr(torch, name)
         size = math.prod(shape) * dtype.itemsize
         flat = data[position : position + size] if size else torch.empty(0, dtype=torch.uint8)
         found.append(flat.view(dtype).view(shape))
         position += size
     return tuple(found)
+
+
+def _specs_in(text: bytes) -> list[tuple[torch.dtype, list[int]]]:
+    return [(getattr(torch, name), shape) for name, shape in json.loads(text)]
+
+
+def _read_rows(paths: Sequence[Path]) -> Values | None:
+    """The tensors of files, one row for each file; None if they have different shapes or types."""
+    with paths[0].open("rb") as file:
+        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        text = file.read(length)
+    rows = tuple(torch.empty((len(paths), *shape), dtype=dtype) for dtype, shape in _specs_in(text))
+    one = tuple(row[0] for row in rows)
+    start = _start(one)
+    size = sum(len(piece) for piece in _pieces(one, start))
+    memories = [(_memory(row), value.nbytes) for row, value in zip(rows, one, strict=True) if value.numel()]
+    for place, path in enumerate(paths):
+        head = bytearray(len(start))
+        pieces: list[memoryview | bytearray] = [head]
+        for memory, own in memories:
+            pieces += [memory[place * own : (place + 1) * own], bytearray(_padding(own))]
+        with path.open("rb", buffering=0) as file:
+            if os.preadv(file.fileno(), pieces, 0) != size or head != start:
+                return None
+    return rows

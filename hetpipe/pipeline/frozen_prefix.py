@@ -2,7 +2,9 @@
 
 What a frozen layer computes depends on its input alone, bit for bit: its weights and buffers are constant, and it draws
 no random numbers, which is tried once. So the unit of a minibatch, the digest of what enters the model, identifies what
-enters every frozen layer, whichever samples these are. A stage whose layers a minibatch has passed already sends it on.
+enters every frozen layer, whichever samples these are. Where samples are shuffled, each of them is a unit; that its
+bits depend neither on the other samples nor on its place among them is tried, too. A stage whose layers a minibatch has
+passed already sends it on.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from hetpipe.decide.elastic.caching import CacheCosts, kept_border, passes_ahead
 from hetpipe.job.freezing import CacheMode
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import Values
-from hetpipe.pipeline.frozen_cache import DIGEST_BYTES, FrozenCache, digest_of
+from hetpipe.pipeline.frozen_cache import DIGEST_BYTES, FrozenCache, digest_of, digests_of_samples
 from hetpipe.values.quantities import time_text
 from hetpipe.values.run import CacheUse
 
@@ -28,9 +30,6 @@ _log = get_logger(__name__)
 
 #: Minibatches on which `auto` measures whether keeping pays.
 _TRIALS = 3
-
-#: The unit of a minibatch that no cache knows: layers that it has passed cannot be spared.
-NO_UNIT = bytes(DIGEST_BYTES)
 
 
 class FrozenLayers(Protocol):
@@ -42,6 +41,10 @@ class FrozenLayers(Protocol):
 
     def is_repeatable(self, values: Values, first: int, last: int) -> bool:
         """Whether they compute the same each time, and change nothing; `values` stay as they are."""
+        ...
+
+    def rows_of_samples(self, values: Values, first: int, last: int, num_samples: int) -> tuple[bool, ...] | None:
+        """For each value behind them, whether it has a row per sample; None: a row depends on more than its sample."""
         ...
 
     def seconds_of(self, first: int, last: int, taken: float) -> float:
@@ -56,22 +59,27 @@ class AtBorder:
     values: Values
     """What enters layer `border`."""
     border: int
-    unit: bytes
-    """Digest of what enters the model, or `NO_UNIT`."""
+    units: tuple[bytes, ...]
+    """Digest of what enters the model, as a whole or of each sample; none if layers that it has passed cannot be
+    spared, so that no cache is asked.
+    """
     seconds: float = 0.0
     """That the stages before have computed for it since it was last read."""
+    is_read: bool = False
+    """Whether one of them has read it."""
 
     def note(self) -> Tensor:
         """What the next stage must know besides the values, as the last tensor of the frame."""
-        halves = [int.from_bytes(half, "little", signed=True) for half in (self.unit[:8], self.unit[8:])]
-        return torch.tensor([self.border, round(self.seconds * 1e9), *halves])
+        halves = [int.from_bytes(unit[at : at + 8], "little", signed=True) for unit in self.units for at in (0, 8)]
+        return torch.tensor([self.border, round(self.seconds * 1e9), self.is_read, *halves])
 
     @staticmethod
     def of(values: Values) -> AtBorder:
         """The minibatch of a frame's tensors, the last of which is the note."""
-        border, nanoseconds, *halves = map(int, values[-1].tolist())
-        unit = b"".join(half.to_bytes(DIGEST_BYTES // 2, "little", signed=True) for half in halves)
-        return AtBorder(values[:-1], border, unit, nanoseconds / 1e9)
+        border, nanoseconds, is_read, *halves = values[-1].tolist()
+        content = b"".join(half.to_bytes(8, "little", signed=True) for half in halves)
+        units = tuple(content[at : at + DIGEST_BYTES] for at in range(0, len(content), DIGEST_BYTES))
+        return AtBorder(values[:-1], border, units, nanoseconds / 1e9, bool(is_read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,15 @@ class Crossed:
     """Whether what it computed is kept."""
 
 
+@dataclass(slots=True)
+class _Pass:
+    """Minibatches that have crossed a stage in one pass over the data: all, read by it or another, and kept by it."""
+
+    crossed: int = 0
+    read: int = 0
+    kept: int = 0
+
+
 class FrozenPrefix:
     """The frozen layers of one stage that uses a cache, in one segment after the other."""
 
@@ -99,6 +116,8 @@ class FrozenPrefix:
         stage: int,
         epochs: int | None,
         clock: TimeSource,
+        *,
+        of_samples: bool,
     ) -> None:
         """Use `cache`.
 
@@ -109,6 +128,7 @@ class FrozenPrefix:
             stage: this one.
             epochs: passes over the data of the run; None: minibatches bound it.
             clock: for measurements.
+            of_samples: whether units are samples, instead of minibatches.
         """
         self.cache = cache
         self._use = CacheUse(0, 0, 0, 0)
@@ -117,28 +137,50 @@ class FrozenPrefix:
         self._stage = stage
         self._epochs = epochs
         self._clock = clock
+        self._of_samples = of_samples
         self._bounds: tuple[int, ...] = ()
         self._frozen_layers = 0
+        self._epoch: int | None = None
         self._passes_ahead = 0
         #: The border at which it keeps units; None: another stage does, or it does not pay.
         self._keeps_at: int | None = None
         #: `auto`: what the first minibatches cost.
         self._measured: list[CacheCosts] = []
-        #: Whether its frozen layers compute the same each time; None: not tried yet.
-        self._is_repeatable: bool | None = None
+        #: Border and number of units → for each value behind the frozen layers from there on, whether it has a row for
+        #: each of them; None: these layers cannot be spared.
+        self._tried: dict[tuple[int, int], tuple[bool, ...] | None] = {}
+        self._pass = _Pass()
+        self._has_kept = False
+        #: Whether a whole pass over the data has read nothing of what was kept before.
+        self._is_useless = False
 
     def begin(self, bounds: tuple[int, ...], frozen_layers: int, epoch: int) -> None:
         """Begin a segment in pass `epoch` over the data (from 0), with this cut of the virtual worker."""
-        is_new = (bounds, frozen_layers, epoch) != (self._bounds, self._frozen_layers, self._epochs_begun())
-        self._bounds, self._frozen_layers = bounds, frozen_layers
+        is_other = (bounds, frozen_layers) != (self._bounds, self._frozen_layers)
+        is_next = epoch != self._epoch
+        self._bounds, self._frozen_layers, self._epoch = bounds, frozen_layers, epoch
         self._passes_ahead = passes_ahead(epoch, self._epochs)
-        if is_new:
+        if is_other:
+            self._tried = {}
+        if is_next:
+            self._end_pass()
+        if is_other or is_next:
             self._keeps_at = kept_border(self._stage, bounds, self._nodes, frozen_layers)
             self._measured = []
-            self._is_repeatable = None
 
-    def _epochs_begun(self) -> int | None:
-        return None if self._epochs is None else self._epochs - self._passes_ahead - 1
+    def _end_pass(self) -> None:
+        if self._has_kept and self._pass.crossed and not self._pass.read and not self._is_useless:
+            self._is_useless = True
+            _log.warning(
+                "frozen_cache_never_read",
+                reason="no minibatch of the last pass over the data was in the cache, although earlier ones were kept: "
+                "the data change from pass to pass, or the samples of a minibatch are kept by several nodes",
+                consequence="frozen layers compute in each pass"
+                + (", and nothing more is kept" if self._mode == "auto" else ""),
+                fix="set freeze.cache: off, or augment the data behind the frozen layers",
+            )
+        self._has_kept |= self._pass.kept > 0
+        self._pass = _Pass()
 
     @property
     def use(self) -> CacheUse | None:
@@ -156,82 +198,132 @@ class FrozenPrefix:
         """Whether the next stage has frozen layers."""
         return self._bounds[self._stage + 1] < self._frozen_layers
 
-    @staticmethod
-    def entered(inputs: Values) -> AtBorder:
+    def entered(self, inputs: Values) -> AtBorder:
         """A minibatch that enters the model."""
-        return AtBorder(inputs, 0, digest_of(inputs))
+        units = (digests_of_samples(inputs) or ()) if self._of_samples else (digest_of(inputs),)
+        return AtBorder(inputs, 0, units)
 
     def cross(self, arrived: AtBorder, layers: FrozenLayers) -> Crossed:
         """Read a minibatch, or compute the frozen layers of this stage."""
         upto = min(self._bounds[self._stage + 1], self._frozen_layers)
         read = self._read(arrived)
         found = read or arrived
+        self._pass.crossed += 1
+        self._pass.read += found.is_read
         if found.border >= upto:
             return Crossed(found, None if read is None else read.border, (upto, upto), kept=False)
-        if self._is_repeatable is None:
-            self._is_repeatable = layers.is_repeatable(found.values, found.border, upto)
-            if not self._is_repeatable:
-                _log.warning(
-                    "frozen_layers_not_cached",
-                    layers=list(range(found.border, upto)),
-                    reason="they draw random numbers or write buffers, also in evaluation mode",
-                    consequence="they compute in each pass over the data, and so do frozen layers behind them",
-                )
+        by_sample = self._try(found, layers, upto)
         started = self._clock.monotonic()
         values = layers.run(found.values, found.border, upto)
         taken = layers.seconds_of(found.border, upto, self._clock.monotonic() - started)
-        unit = found.unit if self._is_repeatable else NO_UNIT
-        behind = AtBorder(values, upto, unit, found.seconds + taken)
-        kept = self._keep(behind, found.border if read is not None else None)
+        units = () if by_sample is None else found.units
+        behind = AtBorder(values, upto, units, found.seconds + taken, found.is_read)
+        kept = by_sample is not None and self._keep(behind, by_sample)
         self._use = replace(self._use, computed=self._use.computed + 1)
         return Crossed(behind, None if read is None else read.border, (found.border, upto), kept=kept)
 
+    def _try(self, found: AtBorder, layers: FrozenLayers, upto: int) -> tuple[bool, ...] | None:
+        """For each value behind the layers up to `upto`, whether it is by sample; None: nobody can spare them."""
+        if not found.units:
+            return None
+        key = found.border, len(found.units)
+        if key not in self._tried:
+            by_sample: tuple[bool, ...] | None = ()
+            reason = fix = None
+            if not layers.is_repeatable(found.values, found.border, upto):
+                by_sample = None
+                reason = "they draw random numbers or write buffers, also in evaluation mode"
+            elif self._of_samples:
+                by_sample = layers.rows_of_samples(found.values, found.border, upto, len(found.units))
+                reason = "what they compute of a sample depends on the others of its minibatch, or on its place there"
+                fix = "have a data.sampler shuffle whole minibatches"
+            if by_sample is None:
+                _log.warning(
+                    "frozen_layers_not_cached",
+                    layers=list(range(found.border, upto)),
+                    reason=reason,
+                    consequence="they compute in each pass over the data, and so do frozen layers behind them",
+                    **({} if fix is None else {"fix": fix}),
+                )
+            self._tried[key] = by_sample
+        return self._tried[key]
+
     def _read(self, arrived: AtBorder) -> AtBorder | None:
-        if arrived.unit == NO_UNIT:
+        if not arrived.units:
             return None
         for border in readable_borders(self.cache.borders(), arrived.border, self._frozen_layers):
-            values = self.cache.read(border, arrived.unit)
+            values = self._load(border, arrived.units)
             if values is not None:
                 num_bytes = sum(value.nbytes for value in values)
                 self._use = replace(self._use, reads=self._use.reads + 1, read_bytes=self._use.read_bytes + num_bytes)
-                return AtBorder(values, border, arrived.unit)
+                return AtBorder(values, border, arrived.units, is_read=True)
         return None
 
-    def _keep(self, behind: AtBorder, replaced: int | None) -> bool:
-        """Keep a minibatch, in place of the border at which it was read, if that pays."""
-        if self._keeps_at is None or behind.unit == NO_UNIT:
-            return False
-        values = tuple(value.detach().cpu().contiguous() for value in behind.values)
-        if self._mode == "auto" and len(self._measured) < _TRIALS:
-            if not self._passes_ahead or not self._may_keep(replace(behind, values=values)):
-                self._keeps_at = None
-                return False
-            if len(self._measured) < _TRIALS:
-                return False
-        if not self.cache.keep(behind.border, behind.unit, values):
-            return False
-        if replaced is not None:
-            self.cache.drop(replaced, behind.unit)
-        return True
+    def _load(self, border: int, units: tuple[bytes, ...]) -> Values | None:
+        return self.cache.read_samples(border, units) if self._of_samples else self.cache.read(border, units[0])
 
-    def _may_keep(self, behind: AtBorder) -> bool:
-        """Measure one more minibatch, which is kept and dropped again; False if keeping does not pay, after the last.
+    def _store(self, behind: AtBorder, by_sample: tuple[bool, ...]) -> bool:
+        if self._of_samples:
+            return self.cache.keep_samples(behind.border, behind.units, behind.values, by_sample)
+        return self.cache.keep(behind.border, behind.units[0], behind.values)
+
+    def _keep(self, behind: AtBorder, by_sample: tuple[bool, ...]) -> bool:
+        """Keep a minibatch, in place of what spares less of it, if that pays."""
+        if self._keeps_at is None:
+            return False
+        behind = replace(behind, values=tuple(value.detach().cpu().contiguous() for value in behind.values))
+        if self._mode == "auto" and len(self._measured) < _TRIALS:
+            is_kept = self._keep_trial(behind, by_sample)
+        else:
+            is_kept = self._store(behind, by_sample)
+            if not is_kept and self._of_samples and self._mode == "auto":
+                self._keeps_at = None  # few minibatches have none of the samples that are missing
+        if is_kept:
+            self._pass.kept += 1
+            for border in self.cache.borders():
+                if border < behind.border:
+                    self.cache.drop(border, behind.units)
+        return is_kept
+
+    def _keep_trial(self, behind: AtBorder, by_sample: tuple[bool, ...]) -> bool:
+        """`auto`: measure the cache with one of the first minibatches, after which none is kept if that does not pay.
+
+        Samples are kept with that: one that is missing would spoil the minibatch that has it in the next pass. A whole
+        minibatch is kept under another name until then, as its own may be kept by another virtual worker.
+        """
+        if not self._passes_ahead or self._is_useless:
+            self._keeps_at = None
+            return False
+        trial = behind if self._of_samples else replace(behind, units=(os.urandom(DIGEST_BYTES),))
+        costs = self._costs_of(trial, by_sample)
+        if costs is not None:
+            self._measured.append(costs)
+        if not self._of_samples:
+            self.cache.drop(trial.border, trial.units)
+        is_last = len(self._measured) == _TRIALS
+        if costs is None or (is_last and not self._pays(behind.border)):
+            self._keeps_at = None
+            return self._of_samples and costs is not None
+        return self._of_samples or (is_last and self._store(behind, by_sample))
+
+    def _costs_of(self, behind: AtBorder, by_sample: tuple[bool, ...]) -> CacheCosts | None:
+        """Keep a minibatch, and read it; None if there is no room for it."""
+        started = self._clock.monotonic()
+        is_kept = self._store(behind, by_sample)
+        kept_at = self._clock.monotonic()
+        read = self._load(behind.border, behind.units) if is_kept else None
+        if read is None:
+            return None
+        if not self._of_samples:
+            for value in read:  # a mapping alone reads nothing
+                value.clone()
+        return CacheCosts(behind.seconds, self._clock.monotonic() - kept_at, kept_at - started)
+
+    def _pays(self, border: int) -> bool:
+        """Whether what has been measured pays.
 
         A computation that others delay looks slow, so the fastest one counts, and the median of what a cache costs.
         """
-        unit = os.urandom(DIGEST_BYTES)  # its own may be kept by another virtual worker, and must not be dropped
-        started = self._clock.monotonic()
-        is_kept = self.cache.keep(behind.border, unit, behind.values)
-        kept_at = self._clock.monotonic()
-        read = self.cache.read(behind.border, unit) if is_kept else None
-        if read is None:
-            return False
-        for value in read:  # a mapping alone reads nothing
-            value.clone()
-        self._measured.append(CacheCosts(behind.seconds, self._clock.monotonic() - kept_at, kept_at - started))
-        self.cache.drop(behind.border, unit)
-        if len(self._measured) < _TRIALS:
-            return True
         costs = CacheCosts(
             min(each.compute for each in self._measured),
             median(each.read for each in self._measured),
@@ -240,7 +332,7 @@ class FrozenPrefix:
         found = pays(costs, self._passes_ahead)
         _log.info(
             "frozen_cache_measured",
-            border=behind.border,
+            border=border,
             compute=time_text(costs.compute * 1000),
             read=time_text(costs.read * 1000),
             keep=time_text(costs.keep * 1000),

@@ -42,8 +42,11 @@ def frames_of(states: Mapping[LayerIndex, LayerState], clock: Clock) -> Iterator
         yield Frame(FrameKind.HANDOVER, len(groups) - number, clock, 0, group)
 
 
-def groups_of(states: Mapping[LayerIndex, LayerState]) -> list[tuple[Tensor, ...]]:
-    """The tensors of the frames that carry `states`: first the list of what follows."""
+def groups_of(states: Mapping[LayerIndex, LayerState], *, frame_bytes: int = _FRAME_BYTES) -> list[tuple[Tensor, ...]]:
+    """The tensors of the frames that carry `states`: first the list of what follows.
+
+    A new frame begins after `frame_bytes`.
+    """
     tensors: list[Tensor] = []
     listed = {}
     for index, state in states.items():
@@ -56,13 +59,13 @@ def groups_of(states: Mapping[LayerIndex, LayerState]) -> list[tuple[Tensor, ...
         tensors += [*state.weights.values(), *state.buffers.values()]
         listed[str(index)] = {"optimizer": optimizer, "weights": [*state.weights], "buffers": [*state.buffers]}
     header = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
-    return [(header,), *_grouped(tensors)]
+    return [(header,), *_grouped(tensors, frame_bytes)]
 
 
-def _grouped(tensors: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+def _grouped(tensors: list[Tensor], frame_bytes: int) -> Iterator[tuple[Tensor, ...]]:
     group: list[Tensor] = []
     for tensor in tensors:
-        if len(group) == MAX_TENSORS or sum(each.nbytes for each in group) >= _FRAME_BYTES:
+        if len(group) == MAX_TENSORS or sum(each.nbytes for each in group) >= frame_bytes:
             yield tuple(group)
             group = []
         group.append(tensor)

@@ -76,6 +76,8 @@ class Inbox:
         #: The orderly closure of a neighbour's link; an error only if frames are still needed.
         self._closed: LinkClosed | None = None
         self._num_arrivals = 0
+        #: How often waiting threads were notified: none may sleep on what it knew before the last time.
+        self.num_rings = 0
         self._error: Exception | None = None
         for link in (upstream, downstream):
             if link is not None:
@@ -86,7 +88,7 @@ class Inbox:
     def ring(self) -> None:
         """Notify waiting threads of a possible change."""
         with self.condition:
-            self.condition.notify_all()
+            self._wake()
 
     def on_records(self, records: Sequence[Record]) -> None:
         """Process new records of the decision log and wake waiting threads."""
@@ -114,7 +116,7 @@ class Inbox:
         """Record an error of a background thread; the first one is kept."""
         with self.condition:
             self._error = self._error or error
-            self.condition.notify_all()
+            self._wake()
 
     def _check_own_end(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -126,6 +128,10 @@ class Inbox:
     def _notify(self) -> None:
         if self.on_arrival is not None:
             self.on_arrival()
+        self._wake()
+
+    def _wake(self) -> None:
+        self.num_rings += 1
         self.condition.notify_all()
 
     # -- from the compute thread, with the condition held -------------------------------------------------------------

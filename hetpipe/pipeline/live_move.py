@@ -12,7 +12,8 @@ a neighbour's, by value. So the order in which messages arrive has no effect, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,10 +25,10 @@ from hetpipe.decide.sync.records import PlanRecord
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.timeline import Activity
-from hetpipe.pipeline.chain import forget_weights
+from hetpipe.pipeline.chain import Layer, forget_weights
 from hetpipe.pipeline.handover import LayerState, States, groups_of, states_in
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.moving import BuiltStage, Rebuild, constant_state, failures_named, layers_text
+from hetpipe.pipeline.moving import BuiltStage, Rebuild, failures_named, layers_text
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.values.ids import Clock, LayerIndex, Minibatch
 from hetpipe.weights.policy import Succession
@@ -35,7 +36,10 @@ from hetpipe.weights.policy import Succession
 _log = get_logger(__name__)
 
 #: Numbers of the messages; that of the weights of p is `_STATE` + p − h.
-_BUFFERS, _STATE = 0, 1
+_CONSTANTS, _BUFFERS, _STATE = 0, 1, 2
+
+#: Tensor bytes of a frame with constants: frames of minibatches that wait behind one are late by little.
+_PART_BYTES = 4 << 20
 
 #: What a stage asks the loop for: the clock of a minibatch, once its weights are here.
 ClockOf = Callable[[Minibatch], Clock | None]
@@ -90,7 +94,10 @@ class LiveMove:
         self._succession: Succession | None = None
         self._built: BuiltStage | None = None
         self._optimizer: dict[str, dict[str, Tensor | float | int]] = {}
-        self._has_sent_buffers = self._has_buffers = False
+        #: Frames with constants that are still to be sent, with whether they go to the previous stage; None: unknown.
+        self._constants: deque[tuple[bool, Frame]] | None = None
+        self._constants_at = (0, 0)
+        self._has_constants = self._has_sent_buffers = self._has_buffers = False
         #: (is from the previous stage, number) → number of a frame → frame.
         self._arrived: dict[tuple[bool, int], dict[int, Frame]] = {}
 
@@ -133,21 +140,24 @@ class LiveMove:
         self._built = built
 
     def advance(self, at: Moment, clock_of: ClockOf, switch: Callable[[Minibatch, Clock], None]) -> bool:
-        """Do what can be done now; returns whether that was anything.
+        """Do the next part of what can be done now, a little at a time; returns whether there was any.
 
         Args:
             at: where the old version is; beyond h the new one.
             clock_of: tells W* of a minibatch, once it is published and its weights are here.
             switch: rebuilds the old version's weights on another clock from a minibatch on.
         """
-        if self.is_complete or self.new is None or at.forwarded < self.last:
+        if self.is_complete or self.new is None:
             return False
         if not self.changes_layers:
-            self.is_complete = at.backwarded >= self.last <= at.through
+            self.is_complete = at.forwarded >= self.last and at.backwarded >= self.last <= at.through
             return self.is_complete
         self._collect()
-        done = [self._exchange_buffers(), self._lend(at, clock_of, switch), self._borrow(), self._hand_over(at)]
-        return any([*done, self._take_over()])
+        done = [self._send_constants(at), self._take_constants()]
+        if at.forwarded >= self.last:
+            done += [self._exchange_buffers(), self._lend(at, clock_of, switch), self._borrow(), self._hand_over(at)]
+            done += [self._take_over()]
+        return any(done)
 
     def may_forward(self, p: Minibatch) -> bool:
         """Whether `p` may be computed, as far as it depends on the move."""
@@ -157,7 +167,9 @@ class LiveMove:
             return False
         if not self.changes_layers:
             return True
-        return self._has_buffers and (self.is_complete or p < min(self._to_borrow, self.first_own))
+        return (
+            self._has_constants and self._has_buffers and (self.is_complete or p < min(self._to_borrow, self.first_own))
+        )
 
     def may_backward(self, p: Minibatch) -> bool:
         """Whether the gradient of `p` may be computed: its update needs the optimizer's state."""
@@ -172,12 +184,18 @@ class LiveMove:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def _send(self, is_previous: bool, number: int, states: States) -> None:  # noqa: FBT001 - as in the dictionaries
+        for frame in self._frames(number, groups_of(states)):
+            self._send_frame(is_previous, frame)
+
+    def _frames(self, number: int, groups: Sequence[tuple[Tensor, ...]]) -> Iterator[Frame]:
+        version = self.record.version
+        for index, tensors in enumerate(groups):
+            yield Frame(FrameKind.MOVE, index, self._start, len(groups), tensors, number, version=version)
+
+    def _send_frame(self, is_previous: bool, frame: Frame) -> None:  # noqa: FBT001 - as in the dictionaries
         link = self._old.upstream if is_previous else self._old.downstream
         assert link is not None, "the layers of an outer border do not move"
-        groups = groups_of(states)
-        for index, tensors in enumerate(groups):
-            frame = Frame(FrameKind.MOVE, index, self._start, len(groups), tensors, number, version=self.record.version)
-            link.send(frame, deadline_seconds=SEND_SECONDS)
+        link.send(frame, deadline_seconds=SEND_SECONDS)
 
     def _collect(self) -> None:
         """Take the frames that have arrived; those of a move that came to nothing are dropped."""
@@ -190,10 +208,10 @@ class LiveMove:
             if (frame.clock, frame.version) == (self._start, self.record.version):
                 self._arrived.setdefault((is_previous, frame.weight), {})[frame.minibatch] = frame
 
-    def _received(self, number: int) -> States | None:
+    def _received(self, number: int, sources: Iterable[bool] | None = None) -> States | None:
         """The content of one message from every neighbour that sends layers; None: not all of it is here."""
         found: States = {}
-        for is_previous in self._gained:
+        for is_previous in self._gained if sources is None else sources:
             frames = self._arrived.get((is_previous, number), {})
             if not frames or len(frames) < next(iter(frames.values())).local_through:
                 return None
@@ -206,24 +224,68 @@ class LiveMove:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
+    def _send_constants(self, at: Moment) -> bool:
+        """Send the parameters that are not trained of layers that go: a frame after each pass, the rest after F(h)."""
+        if self._constants is None:
+            self._constants = deque()
+            for is_previous, layers in self._lost.items():
+                found = {
+                    layer.index: LayerState(buffers=_parts(_frozen(layer)))
+                    for layer in self._old.layers
+                    if layer.index in layers
+                }
+                frames = self._frames(_CONSTANTS, groups_of(found, frame_bytes=_PART_BYTES))
+                self._constants.extend((is_previous, frame) for frame in frames)
+        now = (at.forwarded, at.backwarded)
+        if not self._constants or (now == self._constants_at and at.forwarded < self.last):
+            return False
+        self._constants_at = now
+        self._send_frame(*self._constants.popleft())
+        return True
+
+    @torch.no_grad()
+    def _take_constants(self) -> bool:
+        """Load the parameters that are not trained: its own, and those of layers that come once they are here."""
+        received = None if self._has_constants else self._received(_CONSTANTS)
+        if received is None:
+            return False
+        assert self.new is not None, "constants are taken by the new version"
+        own = {layer.index: _parts(_frozen(layer)) for layer in self._old.layers}
+        for layer in self.new.layers:
+            found = received[layer.index].buffers if layer.index in received else own[layer.index]
+            for name, part in _parts(_frozen(layer)).items():
+                part.copy_(found[name])
+        self._has_constants = True
+        self._forget(_CONSTANTS)
+        return True
+
     @torch.no_grad()
     def _exchange_buffers(self) -> bool:
         """After F(h): send the buffers of layers that go, and load those of the others and of layers that come."""
         if self._has_buffers:
             return False
-        own = {layer.index: constant_state(layer) for layer in self._old.layers}
+        assert self.new is not None, "it is built before the last forward of the old version"
+        own = {layer.index: _buffers(layer) for layer in self._old.layers}
         if not self._has_sent_buffers:
             for is_previous, layers in self._lost.items():
-                copies = {LayerIndex(index): LayerState(buffers=_copied(own[LayerIndex(index)])) for index in layers}
-                self._send(is_previous, _BUFFERS, copies)
+                copies = {
+                    LayerIndex(index): LayerState(buffers=_copied(own[LayerIndex(index)]))
+                    for index in layers
+                    if own[LayerIndex(index)]
+                }
+                if copies:
+                    self._send(is_previous, _BUFFERS, copies)
             self._has_sent_buffers = True
-        received = self._received(_BUFFERS)
+        with_buffers = {layer.index for layer in self.new.layers if layer.buffers}
+        # Without any there is no need to wait until the neighbour has computed F(h).
+        received = self._received(
+            _BUFFERS, [source for source, layers in self._gained.items() if with_buffers.intersection(layers)]
+        )
         if received is None:
             return False
-        assert self.new is not None, "it is built before the last forward of the old version"
         for layer in self.new.layers:
-            found = received[layer.index].buffers if layer.index in received else own[layer.index]
-            for name, tensor in constant_state(layer).items():
+            found = received[layer.index].buffers if layer.index in received else own.get(layer.index, {})
+            for name, tensor in _buffers(layer).items():
                 tensor.copy_(found[name])
         forget_weights(self.new.layers)
         self._has_buffers = True
@@ -232,37 +294,34 @@ class LiveMove:
 
     @torch.no_grad()
     def _lend(self, at: Moment, clock_of: ClockOf, switch: Callable[[Minibatch, Clock], None]) -> bool:
-        """Lend the weights of minibatches beyond h that the old version's updates end in, as soon as they are made."""
-        before = self._to_lend
-        while self._to_lend < self.first_own:
-            p = Minibatch(self._to_lend)
-            if at.through < self._old.versions.forward_through(p, start=self._start):
-                break
-            clock = clock_of(p)
-            if clock is None:
-                break
-            switch(p, clock)
-            weights = self._old.weights.lend(p)
-            for is_previous, layers in self._lost.items():
-                self._send(is_previous, _STATE + p - self.last, self._of_layers(layers, {0: weights}, prefixes=False))
-            self._lent[p] = weights
-            self._to_lend += 1
-        return self._to_lend > before
+        """Lend the weights of the next minibatch beyond h that the old version's updates end in, once they are made."""
+        p = Minibatch(self._to_lend)
+        if p >= self.first_own or at.through < self._old.versions.forward_through(p, start=self._start):
+            return False
+        clock = clock_of(p)
+        if clock is None:
+            return False
+        switch(p, clock)
+        weights = self._old.weights.lend(p)
+        for is_previous, layers in self._lost.items():
+            self._send(is_previous, _STATE + p - self.last, self._of_layers(layers, {0: weights}, prefixes=False))
+        self._lent[p] = weights
+        self._to_lend += 1
+        return True
 
     @torch.no_grad()
     def _borrow(self) -> bool:
-        before = self._to_borrow
+        """Take the weights of the next minibatch from all that have some."""
+        p = Minibatch(self._to_borrow)
+        received = self._received(_STATE + p - self.last) if p < self._to_lend else None
+        if received is None:
+            return False
         assert self.new is not None, "it is built before the last forward of the old version"
-        while self._to_borrow < self._to_lend:
-            p = Minibatch(self._to_borrow)
-            received = self._received(_STATE + p - self.last)
-            if received is None:
-                break
-            others = {name: tensor for state in received.values() for name, tensor in state.weights.items()}
-            self.new.weights.borrow(p, self._lent.pop(p) | others)
-            self._forget(_STATE + p - self.last)
-            self._to_borrow += 1
-        return self._to_borrow > before
+        others = {name: tensor for state in received.values() for name, tensor in state.weights.items()}
+        self.new.weights.borrow(p, self._lent.pop(p) | others)
+        self._forget(_STATE + p - self.last)
+        self._to_borrow += 1
+        return True
 
     def _hand_over(self, at: Moment) -> bool:
         """After the push of the last wave: send the state of the layers that go."""
@@ -283,7 +342,7 @@ class LiveMove:
         received, own, new, built = self._received(_STATE), self._succession, self.new, self._built
         if received is None or own is None or new is None or built is None:
             return False
-        if self._to_borrow < self.first_own or not self._has_buffers:
+        if self._to_borrow < self.first_own or not (self._has_constants and self._has_buffers):
             return False
         terms = {key: dict(tensors) for key, tensors in own.terms.items()}
         optimizer = dict(self._optimizer)
@@ -330,6 +389,25 @@ class LiveMove:
                 own = {name: self._optimizer[name] for name in names if prefixes and name in self._optimizer}
                 found[layer.index] = LayerState(weights, {}, own)
         return found
+
+
+def _frozen(layer: Layer) -> dict[str, Tensor]:
+    """Parameters that are not trained, by the model's names; live."""
+    return {name: layer.module.get_parameter(local).detach() for local, name in layer.frozen.items()}
+
+
+def _buffers(layer: Layer) -> dict[str, Tensor]:
+    return {name: layer.module.get_buffer(local) for local, name in layer.buffers.items()}
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Views of the tensors of at most `_PART_BYTES` each, as far as these can be cut along their first dimension."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        rows = max(1, len(tensor) * _PART_BYTES // max(1, tensor.nbytes)) if tensor.dim() else 0
+        views = torch.split(tensor, rows) if rows else (tensor,)
+        found |= {f"{name}[{number}]": view for number, view in enumerate(views)}
+    return found
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -117,15 +117,24 @@ class ModelFile:
             raise ModelFileUnusable(f"{self.path} has {self.num_layers} layers, but the model has {len(layers)}")
         return layers
 
-    def take(self, layers: Sequence[Layer], device: torch.device) -> None:
+    def take(self, layers: Sequence[Layer], device: torch.device, *, is_filled: bool = True) -> None:
         """Load the tensors of `layers`, and free those of other layers.
+
+        Args:
+            layers: layers of one stage.
+            device: of the stage.
+            is_filled: whether their own tensors are read; else they are allocated, with unspecified contents, because
+                the caller has newer ones.
 
         Raises:
             ModelFileUnusable: a tensor is missing, damaged, or has another shape.
         """
         if self.construction == "meta":
-            self._verify(tensor_places(layers))
-            hold(layers, _read(self.path, layers))
+            made = {name: owner[key] for name, ((owner, key), *_) in tensor_places(layers).items()}
+            tensors = {} if is_filled else _allocated(layers, made)
+            read = {name: tensor for name, tensor in made.items() if name not in tensors}
+            self._verify(read)
+            hold(layers, tensors | _read(self.path, layers, read))
         keep_layers(layers, device)
 
     def _verify(self, names: Iterable[str]) -> None:
@@ -248,15 +257,26 @@ def _alone(tensor: Tensor) -> Tensor:
     return plain.contiguous().clone() if is_view else plain
 
 
-def _read(path: Path, layers: Sequence[Layer]) -> dict[str, Tensor]:
-    """The tensors that `layers` need: trainable parameters memory-mapped, the rest copied."""
+def _allocated(layers: Sequence[Layer], made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that are the layers' own, with unspecified contents, for those `made` without memory."""
+    own = [
+        name for layer in layers for part in (layer.parameters, layer.frozen, layer.buffers) for name in part.values()
+    ]
+    return {name: torch.empty(made[name].shape, dtype=made[name].dtype) for name in own}
+
+
+def _read(path: Path, layers: Sequence[Layer], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors for `wanted`, those of `layers` without memory: trainable parameters memory-mapped, the rest copied.
+
+    Raises:
+        ModelFileUnusable: one cannot be read, or has another shape or dtype.
+    """
     trainable = {name for layer in layers for name in layer.parameters.values()}
     found: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as file:
-            for name, ((owner, key), *_) in tensor_places(layers).items():
+            for name, made in wanted.items():
                 tensor = file.get_tensor(name)
-                made = owner[key]
                 if tensor.shape != made.shape or tensor.dtype != made.dtype:
                     raise ModelFileUnusable(f"{path} has {name} as {list(tensor.shape)} {tensor.dtype}")
                 found[name] = tensor if name in trainable else tensor.clone()

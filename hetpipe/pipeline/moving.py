@@ -9,7 +9,7 @@ frozen there (freezing.md), a stage is built in the same way, with or without la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,6 +64,8 @@ class Rebuild:
     """None: there is only one cut."""
     line_at: Callable[[Clock], str] = lambda _clock: ""
     """The line of the script by which it is built at a clock, for messages; empty: none."""
+    cut_at: Callable[[Clock, Clock], tuple[int, ...]] = lambda _after, _upto: ()
+    """The bounds that the script decides above the first clock, up to the second one; empty: none."""
 
 
 #: Of a stage whose layers never change.
@@ -78,6 +80,24 @@ class LayerMover:
         self._inbox = inbox
         self._waiter = waiter
         self._rebuild = rebuild
+        #: What `prepare` has built, with its bounds and the number of frozen layers.
+        self._prepared: tuple[tuple[int, ...], int, BuiltStage] | None = None
+
+    def prepare(self, after: Clock, upto: Clock) -> None:
+        """Build the stage by the cut of the script for the barrier at `upto`, while that is not passed yet.
+
+        Nothing is in flight. What has been built is dropped if the segment from there on has another cut.
+
+        Args:
+            after: the barrier before it.
+            upto: its clock.
+        """
+        bounds, parts = self._rebuild.cut_at(after, upto), self._parts
+        if not bounds or bounds == parts.bounds:
+            return
+        assert self._rebuild.build is not None, "a stage of a run whose plans change knows how it is built"
+        with suppress(Exception), parts.guard:  # `move` builds it again, and reports why it cannot
+            self._prepared = bounds, parts.frozen_layers, self._rebuild.build(bounds, parts.frozen_layers)
 
     def move(self, segment: SegmentRecord, member: SegmentMember) -> None:
         """Adopt the plan version of `member` and the frozen layers with which `segment` begins.
@@ -90,6 +110,7 @@ class LayerMover:
         """
         parts, clock = self._parts, segment.start
         before, stage = parts.bounds, parts.identity.stage
+        prepared, self._prepared = self._prepared, None
         after = member.bounds or before
         own = after[stage : stage + 2]
         is_frozen = own and _concerned(parts.frozen_layers, own) != _concerned(segment.frozen_layers, own)
@@ -104,8 +125,12 @@ class LayerMover:
         with span, failures_named(self._parts.identity, self._rebuild.line_at(clock)):
             states = self._exchanged(self._own_states(), after, clock)
             failpoints.reach("repartition.layers_half_moved")
-            with parts.guard:
-                built = self._rebuild.build(after, segment.frozen_layers)
+            if prepared is not None and prepared[:2] == (after, segment.frozen_layers):
+                built = prepared[2]
+            else:
+                prepared = None  # its memory is free for the one to be built
+                with parts.guard:
+                    built = self._rebuild.build(after, segment.frozen_layers)
             self._adopt(built, states, clock)
             parts.emulator.cover(*own, frozen=segment.frozen_layers, policies=parts.compute.memory.policies)
         parts.bounds = after

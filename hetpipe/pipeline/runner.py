@@ -8,7 +8,6 @@ It ends at the barrier that ends the run, or at the one at which its virtual wor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from hetpipe.decide.sync.division import Block
@@ -19,7 +18,7 @@ from hetpipe.pipeline.barrier import BarrierWork
 from hetpipe.pipeline.entry import Entry
 from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.moving import BuildStage, LayerMover, Rebuild
+from hetpipe.pipeline.moving import ONE_CUT, LayerMover, Rebuild
 from hetpipe.pipeline.non_finite import explained, known_data
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.pipeline.setup import StageParts
@@ -39,16 +38,14 @@ class StageRunner:
         self,
         parts: StageParts,
         inbox: Inbox,
-        build: BuildStage | None = None,
-        line_at: Callable[[Clock], str] = lambda _clock: "",
+        rebuild: Rebuild = ONE_CUT,
     ) -> None:
         """Run with `parts`.
 
         Args:
             parts: of the stage.
             inbox: its frames and records.
-            build: builds the stage by another cut; None: there is only one.
-            line_at: the line of the script by which it is built at a clock, for messages; empty: none.
+            rebuild: how it is built by another cut.
         """
         self._parts = parts
         self._inbox = inbox
@@ -72,8 +69,8 @@ class StageRunner:
         )
         self._entry = Entry(parts, inbox, self._waiter)
         self._barrier_work = BarrierWork(parts, inbox, self._waiter)
-        self._rebuild = Rebuild(build, line_at)
-        self._mover = LayerMover(parts, inbox, self._waiter, self._rebuild)
+        self._rebuild = rebuild
+        self._mover = LayerMover(parts, inbox, self._waiter, rebuild)
 
     @property
     def peak_buffers(self) -> int:
@@ -129,6 +126,7 @@ class StageRunner:
                     first = segment.start * parts.sync.minibatches_per_wave + 1 + parts.shift
                     dealt = self._division(segment)[1][identity.vw] if self._parts.data.order_of else ()
                     raise explained(error, self._parts, dealt, first=first, epoch=epoch) from error
+                self._prepare_move(segment.start)
                 segment = self._reach_barrier(segment.start)
             self._parts.synchroniser.drain(deadline_seconds=self._parts.stall_seconds)
         return StageDone(segment.start, DRAIN if identity.leaves_at(segment) else str(BarrierReasons(segment.reasons)))
@@ -232,6 +230,13 @@ class StageRunner:
                 who = f"{virtual_workers_text(behind)} to commit" if behind else "the parameter servers to apply"
                 reason = f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), that is for {who}"
                 self._waiter.sleep(reason, for_clock=True)
+
+    def _prepare_move(self, start: Clock) -> None:
+        """Use the wait for the barrier that ends the segment from `start` for what is known to happen there."""
+        with self._inbox.condition:
+            segment, barrier = self._inbox.log.segment, self._inbox.log.barrier
+        if segment is not None and segment.start == start and barrier is not None:  # else it is passed already
+            self._mover.prepare(start, barrier.clock)
 
     def _wait_for_next_barrier(self, start: Clock) -> None:
         """Wait until the end of the segment from `start` is known."""

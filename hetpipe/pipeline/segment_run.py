@@ -78,6 +78,9 @@ class _FrozenLayers(FrozenLayers):
     def is_repeatable(self, values: Values, first: int, last: int) -> bool:
         return self.parts.compute.is_repeatable(self.p, values, first, last)
 
+    def rows_of_samples(self, values: Values, first: int, last: int, num_samples: int) -> tuple[bool, ...] | None:
+        return self.parts.compute.rows_of_samples(self.p, values, first, last, num_samples)
+
     def seconds_of(self, first: int, last: int, taken: float) -> float:
         return self.parts.emulator.seconds_of(first, last, taken)
 
@@ -178,16 +181,16 @@ class SegmentRun:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _next_action(self) -> Action | None:
-        """The next action; None after a sleep, a barrier frame, a frame about a norm or a step of a move."""
+        """The next action; None after a sleep, a barrier frame, a frame about a norm, or a step of a move alone."""
         with self._inbox.condition:
             self._inbox.collect(needs_frames=True)
+            num_rings = self._inbox.num_rings
             self._fetch_ahead()
             frame = self._arrived_norms()
         if frame is not None:
             self._receive_norm(frame)
             return None
-        if self._advance_move():
-            return None
+        has_advanced = self._advance_move()
         with self._inbox.condition:
             self._clocks.wait_reason = ("", False)
             forward = self._opening() if self._parts.identity.is_first else self._incoming()
@@ -204,7 +207,8 @@ class SegmentRun:
                 )
                 if isinstance(decision, Action):
                     return decision
-                self._sleep(decision)
+                if not has_advanced and num_rings == self._inbox.num_rings:
+                    self._sleep(decision)
                 return None
         self._finish_last_wave()
         return None
@@ -374,6 +378,8 @@ class SegmentRun:
         if move.is_complete:
             self._oldest, self._move = self._newest, None
             self._adopt(self._newest.parts)
+            # Before anything else is computed: weights that the next version needs are not fetched for this one.
+            self._find_move()
         return has_done
 
     def _find_move(self) -> bool:
@@ -572,7 +578,7 @@ class SegmentRun:
             computed=crossed.computed,
             kept=crossed.kept,
             since=since,
-            unit=crossed.arrived.unit.hex(),
+            units=[unit.hex() for unit in crossed.arrived.units],
         )
         return crossed
 

@@ -84,7 +84,7 @@ class LineView(View):
         self._began = clock.monotonic()
         self._progress = _Pace(LINE_SECONDS)
         self._evaluations = _Pace(EVALUATION_SECONDS)
-        self._waits = _Waits()
+        self._waits = WaitPace()
 
     def show(self, event: JobEvent) -> None:
         """Implement `View.show`."""
@@ -94,8 +94,8 @@ class LineView(View):
                     self._write_held_back()
                 self._write(pairs({"state": state} | ({"sentence": remark} if remark else {})))
             case Waiting(sentence=sentence, seconds=seconds):
-                line = pairs({"event": "waiting", "seconds": round(seconds, 1), "sentence": sentence})
-                self._write(self._waits.admit(event, line, now=self._clock.monotonic()))
+                if self._waits.admit(event, now=self._clock.monotonic()):
+                    self._write(pairs({"event": "waiting", "seconds": round(seconds, 1), "sentence": sentence}))
             case Evaluated():
                 self._write(self._evaluations.admit(evaluation_line(event), now=self._clock.monotonic()))
             case ProgressTable():
@@ -138,7 +138,7 @@ def same_wait(one: Waiting, other: Waiting) -> bool:
 _NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 
-class _Waits:
+class WaitPace:
     """Rate limit of waits: a new one is shown immediately, repetitions at growing intervals."""
 
     def __init__(self) -> None:
@@ -146,15 +146,15 @@ class _Waits:
         self._pause = WAIT_SECONDS
         self._next = 0.0
 
-    def admit(self, event: Waiting, line: str, *, now: float) -> str | None:
-        """The line if it is due."""
+    def admit(self, event: Waiting, *, now: float) -> bool:
+        """Whether `event` is due to be shown."""
         is_same = self._newest is not None and same_wait(self._newest, event)
         self._newest = event
         if is_same and now < self._next:
-            return None
+            return False
         self._pause = min(2 * self._pause, MAX_WAIT_SECONDS) if is_same else WAIT_SECONDS
         self._next = now + self._pause
-        return line
+        return True
 
 
 class _Pace:

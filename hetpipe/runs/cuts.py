@@ -1,6 +1,6 @@
 """How the virtual workers of a run have been cut over time, who trained, and how fast that was (plan-versions.md §6).
 
-Cuts come from the run's plan, from the moves in `decisions.jsonl`, and from the lines of the job's script that the run
+Cuts come from the run's plan, from `decisions.jsonl`, and from the lines of the job's script that the run
 has reached; rates from its metrics. So they are the same while the run trains and after its end.
 """
 
@@ -16,7 +16,7 @@ from hetpipe.errors import HetpipeError
 from hetpipe.observe.metrics import TimedWave, waves_by_worker
 from hetpipe.report.text import rate
 from hetpipe.server.decisions_file import read_decisions
-from hetpipe.values.decisions import DecisionLine, MoveDecision, MoveJudgement
+from hetpipe.values.decisions import DecisionLine, MemberDecision, MoveDecision, MoveJudgement
 from hetpipe.values.rewinds import run_folders
 
 #: Waves on either side of a move of which the rates are compared.
@@ -34,7 +34,7 @@ class CutChange:
     stages: tuple[int, ...]
     """Layers of each of its stages from there on; empty where it leaves, or joins as it was."""
     by: str
-    """What decided it: `script`, `straggler` or `operator`."""
+    """What decided it: `script`, or `by` of the decision."""
     reason: str = ""
     """Empty for a line of the script."""
     predicted_gain: float | None = None
@@ -146,7 +146,12 @@ def cuts_of(
         for line in lines
         if isinstance(line, MoveDecision)
     ]
-    found = sorted([*moves, *_scripted(job, reached)], key=lambda cut: (cut.clock, cut.vw))
+    members = [
+        CutChange(line.at.clock, line.vw, (), line.by, line.reason, do=line.do)
+        for line in lines
+        if isinstance(line, MemberDecision)
+    ]
+    found = sorted([*moves, *members, *_scripted(job, reached)], key=lambda cut: (cut.clock, cut.vw))
     return tuple(_measured(cut, found, waves.get(cut.vw, ())) for cut in found)
 
 

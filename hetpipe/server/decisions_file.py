@@ -1,12 +1,13 @@
 """The file of a run's automatic decisions, `RUN_DIR/decisions.jsonl` (plan-versions.md §6).
 
-The clock shard appends each move at the barrier at which it takes effect, the coordinator what it has gained. Both may
-be restarted and repeat themselves, so a line is written once per `key`. A line is one
-write of a file opened for appending.
+The clock shard appends each decision at the barrier at which it takes effect, the coordinator what a move has gained.
+Both may be restarted and repeat themselves, so a line is written once per `key`. A line is one write of a file opened
+for appending.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from hetpipe.durable import append
@@ -27,11 +28,17 @@ def read_decisions(run_dir: Path) -> tuple[DecisionLine, ...]:
 
 def append_decision(run_dir: Path, line: DecisionLine) -> None:
     """Append a line, unless it is there. Never raises: a full disk is no reason to stop training."""
+    append_decisions(run_dir, lambda _: (line,))
+
+
+def append_decisions(run_dir: Path, decide: Callable[[Sequence[DecisionLine]], Iterable[DecisionLine]]) -> None:
+    """Append the lines that follow from those so far, unless they are there. Never raises either."""
     try:
-        if line.key in {one.key for one in read_decisions(run_dir)}:
-            return
-        run_dir.mkdir(parents=True, exist_ok=True)
-        text = wire.to_json(DecisionLine, line) + "\n"
-        append(run_dir / DECISIONS_FILE, text.encode())
+        before = read_decisions(run_dir)
+        known = {one.key for one in before}
+        for line in decide(before):
+            if line.key not in known:
+                run_dir.mkdir(parents=True, exist_ok=True)
+                append(run_dir / DECISIONS_FILE, (wire.to_json(DecisionLine, line) + "\n").encode())
     except (OSError, HetpipeError) as error:
-        _log.warning("decision_not_filed", decision=line.key, reason=str(error))
+        _log.warning("decision_not_filed", reason=str(error))

@@ -64,6 +64,25 @@ class MoveDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberDecision:
+    """A virtual worker has left or come back, by no script. The first three fields are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["drop", "add"]
+    vw: VirtualWorkerIndex
+    by: Name
+    """What decided it: `drain`, by an operator, or by an agent that leaves the cluster."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The subject of the line, which is written once per key."""
+        return (self.do, self.vw, self.at.clock)
+
+
+@dataclass(frozen=True, slots=True)
 class FreezeDecision:
     """Layers are frozen. The first three fields are those of a script's line."""
 
@@ -121,4 +140,6 @@ class MoveJudgement:
         return (self.do, self.vw, self.version)
 
 
-DecisionLine = Annotated[MoveDecision | FreezeDecision | BarrierDecision | MoveJudgement, Field(discriminator="do")]
+DecisionLine = Annotated[
+    MoveDecision | MemberDecision | FreezeDecision | BarrierDecision | MoveJudgement, Field(discriminator="do")
+]

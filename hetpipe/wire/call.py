@@ -16,9 +16,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from hetpipe.values.identity import Peer, Role
 from hetpipe.wire.channel import MAX_MESSAGE_BYTES
+from hetpipe.wire.segment import Parts
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
+
+#: A chunk of a transfer: its bytes, a view of them, or its consecutive parts. Views, as of shared memory, are valid
+#: until the next chunk is requested.
+Chunk = bytes | memoryview | Parts
 
 #: Extracts the claimed caller from a request; `None`: the request names none.
 Claim = Callable[[Any], Peer | None]
@@ -100,6 +105,11 @@ class Download(_Row, Generic[RequestT]):
 Call = Unary[Any, Any] | Streaming[Any, Any] | Upload[Any, Any] | Download[Any]
 
 
+def joined(chunk: Chunk) -> bytes:
+    """Serializer of the chunks of a gRPC call."""
+    return bytes(chunk) if isinstance(chunk, bytes | memoryview) else b"".join(chunk)
+
+
 class Calls(Protocol):
     """Client interface to one peer, remote or in-process. Thread-safe.
 
@@ -115,11 +125,11 @@ class Calls(Protocol):
         """Make a streaming call; yields replies as they arrive. Closing the iterator cancels the call."""
         ...
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[Chunk]) -> ReplyT:
         """Send a header, then chunks. A retrying wrapper iterates `chunks` again for each attempt."""
         ...
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[Chunk]:
         """Yield the chunks requested by a header. Refusals are raised before the first chunk."""
         ...
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import grpc
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import ProtocolViolation, Unavailable
-from hetpipe.wire.call import Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.call import Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload, joined
 from hetpipe.wire.channel import as_is
 from hetpipe.wire.codec import from_bytes, to_bytes
 from hetpipe.wire.connection import Connection, Target
@@ -88,7 +88,7 @@ class Caller:
         self,
         call: Upload[RequestT, ReplyT],
         header: RequestT,
-        chunks: Iterable[bytes],
+        chunks: Iterable[Chunk],
         *,
         through: Lane | None = None,
     ) -> ReplyT:
@@ -106,7 +106,7 @@ class Caller:
         seconds = _transfer_seconds(call.deadline_seconds, call.num_bytes(header))
         data = to_bytes(header)
         with self._connection.calling(call.name, self._clock.monotonic(), call.awaited) as channel:
-            method = channel.stream_unary(call.path, as_is, as_is)
+            method = channel.stream_unary(call.path, joined, as_is)
             if through is None:
                 answer: bytes = method(_after(data, chunks), timeout=seconds)
             else:
@@ -115,7 +115,7 @@ class Caller:
                     answer = _sent(through, chunks, future)
         return from_bytes(call.reply, answer)
 
-    def download(self, call: Download[RequestT], header: RequestT, *, through: Lane | None = None) -> Iterator[bytes]:
+    def download(self, call: Download[RequestT], header: RequestT, *, through: Lane | None = None) -> Iterator[Chunk]:
         """Yield the chunks requested by a header; `through` shared memory, as in `upload`.
 
         Raises:
@@ -162,7 +162,7 @@ def _transfer_seconds(least: float, num_bytes: int) -> float:
     return min(least + num_bytes / _SLOWEST_BYTES_PER_SECOND, _LONGEST_TRANSFER_SECONDS)
 
 
-def _after(header: bytes, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _after(header: bytes, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     yield header
     yield from chunks
 
@@ -181,7 +181,7 @@ def _freed_on_failure(lane: Lane) -> Iterator[None]:
         raise
 
 
-def _sent(lane: Lane, chunks: Iterable[bytes], future: Any) -> bytes:
+def _sent(lane: Lane, chunks: Iterable[Chunk], future: Any) -> bytes:
     """The reply to an upload whose chunks go through memory."""
     try:
         lane.send(chunks, is_over=future.done)
@@ -198,11 +198,12 @@ def _sent(lane: Lane, chunks: Iterable[bytes], future: Any) -> bytes:
     return answer
 
 
-def _received(lane: Lane, answers: Any) -> Iterator[bytes]:
+def _received(lane: Lane, answers: Any) -> Iterator[memoryview]:
     """The chunks of a download that come through memory."""
     try:
         try:
-            yield from lane.receive(bytes, is_over=answers.done)
+            with closing(lane.receive(is_over=answers.done)) as chunks:
+                yield from chunks
         except SegmentBroken:
             if not answers.done():
                 raise

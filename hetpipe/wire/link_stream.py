@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Protocol, TypeVar
@@ -120,7 +121,8 @@ class SegmentStream:
         if not self._incoming.take_turn():
             raise SegmentBroken("this end of the link is closed")
         try:
-            yield from self._incoming.receive(read, is_over=None)
+            with closing(self._incoming.receive(is_over=None)) as messages:
+                yield from map(read, messages)
         except SegmentBroken as error:
             raise self._failure or error from None
         finally:

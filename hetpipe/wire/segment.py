@@ -19,12 +19,9 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from typing import TypeVar
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, ProtocolViolation
-
-T = TypeVar("T")
 
 #: A chunk in consecutive pieces.
 Parts = Sequence[bytes | memoryview]
@@ -44,11 +41,15 @@ SEGMENT_KEY = "hetpipe-segment"
 #: Timeout without progress of the other process during a call.
 IDLE_SECONDS = 30.0
 #: Poll interval for a call that ended otherwise, such as by cancellation.
-_POLL_SECONDS = 0.05
+_POLL_MICROSECONDS = 50_000
+#: Bytes that are copied while holding the GIL, which costs less than to release and acquire it.
+_FEW_BYTES = 8 * 1024
 
 #: Kind, slot, number of the call, bytes of the chunk.
 _MESSAGE = struct.Struct("<BxHIQ")
 _CREDENTIALS = struct.Struct("3i")
+#: Seconds and microseconds, as of `SO_RCVTIMEO`; zeros: no timeout.
+_TIMEVAL = struct.Struct("ll")
 
 
 class _Kind(IntEnum):
@@ -143,6 +144,7 @@ class Lane:
         self.connection = connection
         self._memory = memory
         self._view = memoryview(memory)
+        self._address = address_of(self._view)
         self._clock = clock
         self._closing = threading.Lock()
         #: Held during a call.
@@ -189,7 +191,7 @@ class Lane:
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RD)
 
-    def send(self, chunks: Iterable[bytes | Parts], *, is_over: Callable[[], bool] | None) -> bool:
+    def send(self, chunks: Iterable[bytes | memoryview | Parts], *, is_over: Callable[[], bool] | None) -> bool:
         """Send the chunks of call `number`.
 
         Args:
@@ -208,7 +210,7 @@ class Lane:
         self._set_timeout(is_over)
         try:
             for chunk in chunks:
-                parts = (chunk,) if isinstance(chunk, bytes) else chunk
+                parts = (chunk,) if isinstance(chunk, bytes | memoryview) else chunk
                 length = sum(map(len, parts))
                 if length > SLOT_BYTES:
                     raise ProtocolViolation(f"a chunk of {length} bytes does not fit into a slot of {SLOT_BYTES}")
@@ -229,14 +231,12 @@ class Lane:
             with suppress(SegmentBroken):
                 self._notify(_Kind.END)
 
-    def receive(
-        self, read: Callable[[memoryview], T], *, is_over: Callable[[], bool] | None
-    ) -> Generator[T, None, None]:
-        """Yield the result of `read` for each chunk of call `number`.
+    def receive(self, *, is_over: Callable[[], bool] | None) -> Generator[memoryview, None, None]:
+        """Yield each chunk of call `number`, in its slot; the slot is free when the next one is requested.
+
+        The other process may still write to it: copy it, reading each byte once, and validate the copy.
 
         Args:
-            read: copies the chunk, reading each byte once, before it validates it; keeps no view. Its errors end the
-                call.
             is_over: as of `send`.
 
         Raises:
@@ -254,11 +254,10 @@ class Lane:
                     raise self._broken("it broke the protocol of slots")
                 start = slot * SLOT_BYTES
                 with self._view[start : start + length] as chunk:
-                    taken = read(chunk)
+                    yield chunk
                 with suppress(OSError):  # a sender that has ended sent everything before
                     self._send_notice(_Kind.TAKEN, slot)
                 slot = (slot + 1) % NUM_SLOTS
-                yield taken
         finally:
             if not is_complete:
                 self.refuse()
@@ -268,24 +267,28 @@ class Lane:
         with suppress(SegmentBroken):
             self._notify(_Kind.END)
         with suppress(OSError):
-            self.connection.settimeout(0.0)
-            with suppress(BlockingIOError):
-                while self.connection.recv(_MESSAGE.size):
-                    pass
+            while self.connection.recv(_MESSAGE.size, socket.MSG_DONTWAIT):
+                pass
 
     # -- internals ----------------------------------------------------------------------------------------------------
 
     def _set_timeout(self, is_over: Callable[[], bool] | None) -> None:
+        """Set the kernel's timeout of a message: Python's own takes another system call for each."""
+        timeout = _TIMEVAL.pack(0, 0 if is_over is None else _POLL_MICROSECONDS)
         with suppress(OSError):  # closed: the next message reports it
-            self.connection.settimeout(None if is_over is None else _POLL_SECONDS)
+            self.connection.settimeout(None)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self.connection.setsockopt(socket.SOL_SOCKET, option, timeout)
 
     def _fill(self, slot: int, parts: Parts) -> None:
-        with self._view[slot * SLOT_BYTES :] as view:
-            position = address_of(view)
+        position = slot * SLOT_BYTES
         for part in parts:
-            if part:
-                ctypes.memmove(position, address_of(part), len(part))
-                position += len(part)
+            end = position + len(part)
+            if len(part) <= _FEW_BYTES:
+                self._view[position:end] = part
+            else:
+                ctypes.memmove(self._address + position, address_of(part), len(part))
+            position = end
 
     def _next(self, is_over: Callable[[], bool] | None) -> tuple[_Kind, int, int]:
         """The next message of this call; those of earlier ones, which ended early, are skipped."""
@@ -310,7 +313,7 @@ class Lane:
         while True:
             try:
                 return self.connection.recv(_MESSAGE.size)
-            except TimeoutError:
+            except BlockingIOError:  # the timeout
                 if self.is_closed:
                     raise self._broken("it was closed on this side") from None
                 if was_over or is_over is None:

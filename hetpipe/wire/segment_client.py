@@ -17,7 +17,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import ClockNotPublished
 from hetpipe.observe.log import get_logger
 from hetpipe.values.requests import MemoryOffer, Requester
-from hetpipe.wire.call import Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.call import Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload
 from hetpipe.wire.caller import Caller
 from hetpipe.wire.calls import PULL, PUSH, SHARE_MEMORY, ShareMemoryRequest
 from hetpipe.wire.segment import Lane, SegmentRefused, is_same_user, map_segment
@@ -110,7 +110,7 @@ class SharedMemoryCalls:
         """Implement `Calls.stream`."""
         return self._inner.stream(call, request)
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[Chunk]) -> ReplyT:
         """Implement `Calls.upload`."""
         lane = self._taken(call.name)
         if lane is None:
@@ -120,7 +120,7 @@ class SharedMemoryCalls:
         finally:
             self._give_back(lane)
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[Chunk]:
         """Implement `Calls.download`."""
         lane = self._taken(call.name)
         if lane is None:

@@ -23,6 +23,7 @@ from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import PeerUnreachable, ProtocolViolation
 from hetpipe.observe.log import get_logger
 from hetpipe.values.requests import MemoryOffer, Requester
+from hetpipe.wire.call import Chunk
 from hetpipe.wire.segment import SEGMENT_BYTES, SEGMENT_KEY, Lane, is_same_user, make_segment, map_segment, peer_user
 from hetpipe.wire.serving import Context
 
@@ -130,7 +131,7 @@ class SegmentServer:
         return lane
 
     @contextmanager
-    def receiving(self, key: SegmentKey, messages: Iterable[bytes], context: Context) -> Iterator[Iterable[bytes]]:
+    def receiving(self, key: SegmentKey, messages: Iterable[Chunk], context: Context) -> Iterator[Iterable[Chunk]]:
         """The chunks of an upload: from the segment that the call names, else its own messages.
 
         Raises:
@@ -143,13 +144,13 @@ class SegmentServer:
             return
         with (
             self._using(*named, key) as lane,
-            closing(lane.receive(bytes, is_over=lambda: not context.is_active())) as chunks,
+            closing(lane.receive(is_over=lambda: not context.is_active())) as chunks,
         ):
             yield chunks
             if getgeneratorstate(chunks) == GEN_CREATED:  # not requested: the push was staged before
                 lane.refuse()
 
-    def sending(self, key: SegmentKey, chunks: Iterator[bytes], context: Context) -> Iterator[bytes]:
+    def sending(self, key: SegmentKey, chunks: Iterator[Chunk], context: Context) -> Iterator[Chunk]:
         """The messages of a download: its chunks, or none where they go through the segment that the call names.
 
         Raises:
@@ -285,6 +286,6 @@ def _named(context: Context) -> tuple[str, int] | None:
     return None
 
 
-def _generator(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
+def _generator(chunks: Iterator[Chunk]) -> Generator[Chunk, None, None]:
     """Wrap an iterable in a generator whose `close` closes it."""
     yield from chunks

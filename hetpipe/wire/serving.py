@@ -14,7 +14,7 @@ import grpc
 
 from hetpipe.errors import MalformedChunk, ProtocolViolation, ResourceExhausted
 from hetpipe.values.quantities import bytes_text
-from hetpipe.wire.call import Call, Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.call import Call, Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload, joined
 from hetpipe.wire.calls import CALLS
 from hetpipe.wire.codec import from_bytes, to_bytes
 from hetpipe.wire.fencing import FenceGuard, fence_of
@@ -95,7 +95,7 @@ class Handlers:
         self._add(call, handle, grpc.unary_stream_rpc_method_handler(answer, request_deserializer=read))
 
     def on_upload(
-        self, call: Upload[RequestT, ReplyT], handle: Callable[[RequestT, Iterable[bytes], Context], ReplyT]
+        self, call: Upload[RequestT, ReplyT], handle: Callable[[RequestT, Iterable[Chunk], Context], ReplyT]
     ) -> None:
         """Register the handler of an upload: it takes the header and the chunks as they arrive."""
         read = reader(call, call.request)
@@ -110,16 +110,16 @@ class Handlers:
 
         self._add(call, handle, grpc.stream_unary_rpc_method_handler(answer))
 
-    def on_download(self, call: Download[RequestT], handle: Callable[[RequestT, Context], Iterator[bytes]]) -> None:
+    def on_download(self, call: Download[RequestT], handle: Callable[[RequestT, Context], Iterator[Chunk]]) -> None:
         """Register the handler of a download: it yields the chunks requested by a header."""
         read = reader(call, call.request)
 
-        def answer(message: bytes, context: Context) -> Iterator[bytes]:
+        def answer(message: bytes, context: Context) -> Iterator[Chunk]:
             header = _header(read, message)
             with self._in_flight(context, call.num_bytes(header)) if call.needs_room else nullcontext():
                 yield from handle(header, context)
 
-        self._add(call, handle, grpc.unary_stream_rpc_method_handler(answer))
+        self._add(call, handle, grpc.unary_stream_rpc_method_handler(answer, response_serializer=joined))
 
     def add_to(self, server: Server, *services: str) -> None:
         """Register the handlers of these services with `server`, before it starts."""
@@ -143,14 +143,14 @@ class Handlers:
         replies: Iterator[ReplyT] = self._handles[call.path](request, LOCAL)
         return replies
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[Chunk]) -> ReplyT:
         """Call the handler of an upload in this thread."""
         reply: ReplyT = self._handles[call.path](header, chunks, LOCAL)
         return reply
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[Chunk]:
         """Call the handler of a download in this thread."""
-        chunks: Iterator[bytes] = self._handles[call.path](header, LOCAL)
+        chunks: Iterator[Chunk] = self._handles[call.path](header, LOCAL)
         return chunks
 
     def close(self) -> None:

@@ -35,13 +35,13 @@ def half_computed_though_cached(lines: Lines) -> None:
 
 
 def read_but_never_kept(lines: Lines) -> None:
-    unit = line_of(lines, vw=0, stage=0, read=4)["unit"]
-    line_of(lines, stage=1, unit=unit, kept=1).update(kept=0)
+    units = line_of(lines, vw=0, stage=0, read=4)["units"]
+    line_of(lines, stage=1, units=units, kept=1).update(kept=0)
 
 
 def read_before_it_was_kept(lines: Lines) -> None:
     line = line_of(lines, vw=0, stage=0, read=4)
-    keeper = line_of(lines, stage=1, unit=line["unit"], kept=1)
+    keeper = line_of(lines, stage=1, units=line["units"], kept=1)
     keeper.update(t=line["t"] + 2.0, since=line["t"] + 1.0)
 
 
@@ -78,4 +78,18 @@ CACHE_CORRUPTIONS: list[tuple[Callable[[Lines], None], Kind]] = [
     (a_frozen_layer_left_out, Kind.FROZEN_CROSSED),
     (a_frozen_layer_twice, Kind.FROZEN_CROSSED),
     (a_second_line, Kind.FROZEN_CROSSED),
+]
+
+
+def one_sample_never_kept(lines: Lines) -> None:
+    """One sample of a minibatch that is read, in the line that keeps it."""
+    line = line_of(lines, stage=0, read=4)
+    for keeper in (one for own in lines.values() for one in own if one.get("kept")):
+        keeper["units"] = [unit for unit in keeper["units"] if unit != line["units"][0]]
+
+
+#: The same for a cache of samples.
+SAMPLE_CORRUPTIONS: list[tuple[Callable[[Lines], None], Kind]] = [
+    (one_sample_never_kept, Kind.CACHE_READ),
+    (computed_though_cached, Kind.CACHED_TWICE),
 ]

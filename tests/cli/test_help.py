@@ -36,7 +36,7 @@ def test_every_command_of_the_manual_is_there() -> None:
     drawing = {"render", "render schedule", "render compose", "render k8s", "render redis-acl", "render manifests"}
     drawing.add("render schema")
     containers = {"up", "down", "ps", "logs", "cluster from-k8s"}
-    looking_after = {"top", "ui", "debug", "stop", "health", "certs", "certs init", "certs issue"}
+    looking_after = {"top", "ui", "debug", "script", "stop", "health", "certs", "certs init", "certs issue"}
     looking_after |= {"workers", "workers list", "workers drain", "workers add", "workers move"}
     looking_after |= {"repair", "repair store", "repair state"}
     looking_after |= {"serve", *(f"serve {service}" for service in SERVICES)}

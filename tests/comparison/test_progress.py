@@ -72,6 +72,16 @@ def test_a_line_for_every_run(tmp_path: Path) -> None:
     assert len(shown) == 5
 
 
+def test_a_wait_that_is_reported_every_second_is_not_shown_every_second(tmp_path: Path) -> None:
+    clock, stream = FakeClock(), io.StringIO()
+    progress = CompareLines(stream, clock)
+    progress.begin(1, 1, trials(tmp_path, seeds=1)[0])
+    for seconds in range(1, 31):
+        progress.show(Waiting(f"the coordinator waits for agent n0, which is importing torch ({seconds} s)", seconds))
+        clock.advance(1.0)
+    assert len(stream.getvalue().splitlines()) == 2, "at once, and after ten seconds; the next one after twenty more"
+
+
 def test_the_run_under_way_is_told_on_a_terminal(tmp_path: Path) -> None:
     clock = FakeClock()
     progress = CompareLive(io.StringIO(), clock)

@@ -170,9 +170,9 @@ def files_from(
         workload: makes the pod.
         known: the container's variables.
     """
-    volumes = {volume["name"]: _source(volume) for volume in workload.pod["volumes"]}
+    volumes = {volume["name"]: _content(sources, volume) for volume in workload.pod["volumes"]}
     for mount in workload.containers[-1]["volumeMounts"]:
-        keys = sources.get(volumes.get(mount["name"], ""), {})
+        keys = volumes.get(mount["name"], {})
         only = mount.get("subPath") or expanded(mount.get("subPathExpr", ""), known)
         if only and keys:
             yield mount["mountPath"], keys[only]
@@ -200,8 +200,18 @@ def redis_settings(files: Mapping[str, bytes], path: str) -> dict[str, str]:
     return settings
 
 
-def _source(volume: Manifest) -> str:
-    return str(volume.get("secret", {}).get("secretName") or volume.get("configMap", {}).get("name", ""))
+def _content(sources: Mapping[str, Mapping[str, bytes]], volume: Manifest) -> Mapping[str, bytes]:
+    if "projected" in volume:
+        found = [source["secret"] for source in volume["projected"]["sources"] if source["secret"]["name"] in sources]
+        return {item["path"]: sources[one["name"]][item["key"]] for one in found for item in one["items"]}
+    return sources.get(next(iter(secrets_in(volume)), volume.get("configMap", {}).get("name", "")), {})
+
+
+def secrets_in(volume: Manifest) -> list[str]:
+    """The names of the Secrets of which a volume has files."""
+    if "projected" in volume:
+        return [source["secret"]["name"] for source in volume["projected"]["sources"]]
+    return [volume["secret"]["secretName"]] if "secret" in volume else []
 
 
 def of_kind(manifests: Manifests, kind: str) -> list[Manifest]:

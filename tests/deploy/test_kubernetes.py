@@ -20,6 +20,7 @@ from hetpipe.job.file import Job, load_job
 from hetpipe.runs.outcome import ExitStatus
 from hetpipe.values.catalogue import type_of_device_name
 from tests.cli.resolving import resolve
+from tests.deploy.chart import MORE
 from tests.deploy.rendered import (
     K8S,
     NAMESPACE,
@@ -33,6 +34,7 @@ from tests.deploy.rendered import (
     matches,
     numbered,
     of_kind,
+    secrets_in,
     why_no_kubectl,
 )
 
@@ -48,7 +50,7 @@ VERSIONS = ("1.29", schemas.latest_version())
 
 #: Kinds of the cluster itself, and those whose schemas come with an operator.
 CLUSTER_WIDE = {"Namespace"}
-CUSTOM = {"JobSet", "PodMonitor", "PrometheusRule"}
+CUSTOM = {"Certificate", "Issuer", "JobSet", "PodMonitor", "PrometheusRule"}
 
 #: Who may connect to whom. docs/kubernetes.md has the same table.
 EDGES = {
@@ -109,8 +111,8 @@ class TestWhatTheServerTakes:
         suspended = [one for one in manifests if one.get("spec", {}).get("suspend")]
         assert queued == suspended
         assert {one["metadata"]["labels"]["app.kubernetes.io/component"] for one in queued} <= {"agent"}
-        kinds = {"multi-node-jobset, kueue": ["JobSet"], "cpu-demo, kueue": ["Job"]}
-        assert [one["kind"] for one in queued] == kinds.get(overlay, [])
+        set_of_jobs = ["JobSet"] if "jobset" in overlay else ["Job"]
+        assert [one["kind"] for one in queued] == (set_of_jobs if "kueue" in overlay else [])
 
     def test_names_are_unique_and_in_one_namespace(self, manifests: Manifests) -> None:
         names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
@@ -119,7 +121,10 @@ class TestWhatTheServerTakes:
             wanted = None if manifest["kind"] in CLUSTER_WIDE else NAMESPACE
             assert manifest["metadata"].get("namespace") == wanted, manifest["metadata"]["name"]
 
-    def test_the_namespace_takes_only_restricted_pods(self, manifests: Manifests) -> None:
+    def test_the_namespace_takes_only_restricted_pods(self, overlay: str, manifests: Manifests) -> None:
+        if overlay in MORE:
+            assert not of_kind(manifests, "Namespace"), "a chart is installed into one"
+            return
         (namespace,) = of_kind(manifests, "Namespace")
         assert namespace["metadata"]["name"] == NAMESPACE
         assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
@@ -137,7 +142,10 @@ class TestPods:
             assert context["runAsUser"] > 0, workload.name
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}, workload.name
             kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
-            assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}, workload.name
+            assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}, workload.name
+            for volume in pod["volumes"]:
+                sources = volume.get("projected", {}).get("sources", ())
+                assert all(set(source) == {"secret"} for source in sources), f"{workload.name}: no tokens"
 
     def test_containers_keep_no_rights_either(self, workloads: tuple[Workload, ...]) -> None:
         for name, _, container in boxes(workloads):
@@ -167,8 +175,9 @@ class TestPods:
             for entry in container.get("env", ()):
                 assert not {"secretKeyRef", "configMapKeyRef"} & set(entry.get("valueFrom", {})), name
                 assert not re.search("PASSWORD|TOKEN|SECRET|KEY", entry["name"]), name
-            volumes = {volume["name"]: volume for volume in workload.pod["volumes"] if "secret" in volume}
-            assert all(volume["secret"]["defaultMode"] == 0o400 for volume in volumes.values()), name
+            found = {one["name"]: one.get("secret") or one.get("projected") for one in workload.pod["volumes"]}
+            volumes = {volume: source for volume, source in found.items() if source}
+            assert all(source["defaultMode"] == 0o400 for source in volumes.values()), name
             mounts = [mount for mount in container["volumeMounts"] if mount["name"] in volumes]
             assert all(mount["readOnly"] for mount in mounts), name
 
@@ -367,9 +376,9 @@ class TestCommands:
         words = check.command(check.containers[0])
         forbidden = [word.removeprefix("--forbidden=") for word in words if word.startswith("--forbidden=")]
         assert {address.split(":")[0] for address in forbidden} == {
-            "redis",
             "parameter-server",
             "kubernetes.default.svc",
+            *(workload.component for workload in by_component(workloads, "redis")),
         }
         assert not {("operator", *address.split(":")) for address in forbidden} & EDGES
 
@@ -393,23 +402,40 @@ class TestTls:
             assert ("--insecure" in workload.command(container)) == refuses, workload.name
 
     def test_every_process_finds_its_own_files_in_the_secrets(
-        self, overlay: str, workloads: tuple[Workload, ...], tmp_path: Path
+        self, overlay: str, manifests: Manifests, workloads: tuple[Workload, ...], tmp_path: Path
     ) -> None:
         for folder in sorted({name for workload in workloads for name in identities(workload)}):
             (tmp_path / folder).mkdir()
             for file in ("ca.pem", "cert.pem", "key.pem"):
                 (tmp_path / folder / file).write_text(folder)
-        made = kubernetes_secrets.secrets_of(tmp_path, "password")
+        made = {
+            **kubernetes_secrets.secrets_of(tmp_path, "password"),
+            **secrets_of_cert_manager(manifests),
+            "store": {},  # of a managed Redis, as the next one
+            "store-ca": {},
+        }
         for workload in workloads:
-            mounted = {volume["secret"]["secretName"] for volume in workload.pod["volumes"] if "secret" in volume}
-            assert mounted <= set(made), workload.name
+            assert {secret for volume in workload.pod["volumes"] for secret in secrets_in(volume)} <= set(made)
             speaks = workload.name != "network-check" and not overlay.endswith("-insecure")
             for number, identity in enumerate(identities(workload)):
                 known = workload.environment(workload.containers[-1]) | numbered(workload, number)
                 files = dict(files_from(made, workload, known))
                 tls = {path.removeprefix("/run/hetpipe/tls/"): text for path, text in files.items() if "tls" in path}
+                # The signer, which the coordinator has from cert-manager here.
+                tls = {file: text for file, text in tls.items() if not file.startswith("signer-")}
                 assert set(tls) == ({"ca.pem", "cert.pem", "key.pem"} if speaks else set()), workload.name
                 assert {tls[file] for file in tls if file != "ca.pem"} <= {identity.encode()}, workload.name
+
+
+def secrets_of_cert_manager(manifests: Manifests) -> dict[str, dict[str, bytes]]:
+    """Secret → key → content that it makes of Certificates: what is of one process is the name of its folder."""
+    made = {}
+    for certificate in of_kind(manifests, "Certificate"):
+        (uri,) = certificate["spec"].get("uris", ["spiffe://hetpipe/signer/only"])
+        _, role, name = uri.removeprefix("spiffe://").split("/")
+        folder = {"coordinator": "coordinator", "operator": "operator-me"}.get(role, f"{role}-{name}").encode()
+        made[certificate["spec"]["secretName"]] = {"ca.crt": b"", "tls.crt": folder, "tls.key": folder}
+    return made
 
 
 class TestNetwork:
@@ -424,7 +450,7 @@ class TestNetwork:
         names = {service["metadata"]["name"] for service in of_kind(manifests, "Service")}
         for workload in workloads:
             assert matches(workload.spec.get("selector", {}), workload.labels), workload.name
-            assert workload.spec.get("serviceName", "redis") in names, workload.name
+            assert workload.spec.get("serviceName", "coordinator") in names, workload.name
 
     def test_nothing_may_connect_unless_it_is_said(self, manifests: Manifests) -> None:
         wanted = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -435,6 +461,8 @@ class TestNetwork:
     ) -> None:
         promised = {edge if edge[:2] != ("agent", "agent") else (*edge[:2], "any") for edge in EDGES}
         promised = promised if overlay.endswith("-insecure") else EDGES
+        components = {workload.component for workload in workloads}
+        promised = {edge for edge in promised if set(edge[:2]) <= components}
         assert set(_edges(manifests, workloads, "egress")) == promised
         assert set(_edges(manifests, workloads, "ingress")) == promised
 
@@ -465,7 +493,7 @@ def _edges(manifests: Manifests, workloads: tuple[Workload, ...], way: str) -> I
         assert own, policy["metadata"]["name"]
         for rule in policy["spec"].get(way, ()):
             peers = rule["to" if way == "egress" else "from"]
-            selectors = [peer["podSelector"] for peer in peers if "namespaceSelector" not in peer]
+            selectors = [peer["podSelector"] for peer in peers if set(peer) == {"podSelector"}]
             others = {pod.component for pod in labels for selector in selectors if matches(selector, pod.labels)}
             assert others or not selectors, policy["metadata"]["name"]
             for one, other, port in product(own, others, rule.get("ports", [{"port": "any"}])):

@@ -56,6 +56,13 @@ def settings(manifests: Manifests, redis: Workload) -> dict[str, str]:
     return redis_settings(dict(files_from(config_files(manifests), redis, {})), path)
 
 
+@pytest.fixture
+def _of_our_own(workloads: tuple[Workload, ...]) -> None:
+    if not by_component(workloads, "redis"):
+        pytest.skip("its Redis is somebody else's")
+
+
+@pytest.mark.usefixtures("_of_our_own")
 class TestWhatIsSaid:
     def test_one_port_and_with_tls_only_for_who_has_a_certificate(
         self, overlay: str, manifests: Manifests, workloads: tuple[Workload, ...]

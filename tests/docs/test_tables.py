@@ -27,6 +27,7 @@ from hetpipe.runs.status import RunStatus
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.counters import FENCES, MAX_REPORTED_AHEAD, TERMS
 from hetpipe.values.events import ProcessStatus
+from tests.docs import commands
 from tests.docs.job_keys import PAGE, SECTIONS, marked, rewritten
 from tests.docs.pages import ROOT, code_spans, table_after
 
@@ -56,6 +57,10 @@ def test_the_job_file_page_is_fresh() -> None:
     assert marked(text) == list(SECTIONS)
     assert "<!-- policies -->" in text
     assert text == rewritten(text), "say: python -m tests.docs.job_keys"
+
+
+def test_the_page_of_commands_is_what_they_say() -> None:
+    assert commands.PAGE.read_text(encoding="utf-8") == commands.page(), "say: python -m tests.docs.commands"
 
 
 def test_what_must_stay_at_a_resume() -> None:

@@ -95,18 +95,25 @@ def test_norms_do_not_decide_beside_a_script() -> None:
     [
         ({}, {"shuffle": False}, "no layer freezes"),
         ({"layers": 1, "mode": "train"}, {"shuffle": False}, r"`freeze\.mode: train`"),
-        ({"layers": 1}, {}, r"`data\.shuffle` deals the samples"),
     ],
 )
 def test_a_cache_that_would_be_of_no_use(freeze: dict[str, Any], data: dict[str, Any], message: str) -> None:
     """Is rejected if it is on; `auto`, the default, is off."""
     with pytest.raises(JobError, match=rf"freeze\.cache: is on, but .*{message}"):
         reading({**freeze, "cache": "on"}, **data)
-    assert not wants_cache(reading(freeze, **data))
+    assert not wants_cache(reading(freeze, **data), ["n0"])
 
 
 def test_where_a_cache_is_asked() -> None:
-    assert wants_cache(reading({"layers": 1}, shuffle=False))
-    assert wants_cache(reading({"layers": 1, "cache": "on"}, shuffle=False))
-    assert not wants_cache(reading({"layers": 1, "cache": "off"}, shuffle=False))
-    assert wants_cache(reading({"layers": 1}, sampler="model:in_batches"))
+    nodes = ["n0", "n1"]
+    assert wants_cache(reading({"layers": 1}, shuffle=False), nodes)
+    assert wants_cache(reading({"layers": 1, "cache": "on"}, shuffle=False), nodes)
+    assert not wants_cache(reading({"layers": 1, "cache": "off"}, shuffle=False), nodes)
+    assert wants_cache(reading({"layers": 1}, sampler="model:in_batches"), nodes)
+
+
+def test_shuffled_samples_come_back_on_any_node() -> None:
+    """So few minibatches have all of theirs on one; `auto` asks for no cache there."""
+    assert wants_cache(reading({"layers": 1}), ["n0", "n0"])
+    assert not wants_cache(reading({"layers": 1}), ["n0", "n1"])
+    assert wants_cache(reading({"layers": 1, "cache": "on"}), ["n0", "n1"])

@@ -345,6 +345,8 @@ def test_a_damaged_tensor_is_found_by_the_stage_that_takes_it(tmp_path: Path) ->
     with pytest.raises(ModelFileUnusable, match=r"does not have 0\.weight"):
         replace(file, tensors={}).take(layers[:1], CPU)
     file.take(layers[:1], CPU)
+    file.take(layers[1:], CPU, is_filled=False)
+    assert layers[1].module.get_parameter("weight").shape == (1000, 300), "there, and not read"
 
 
 def test_a_chain_made_from_the_file_computes_what_the_model_computes(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hetpipe.checker import Kind, check_run
 from hetpipe.values.policies import POLICIES
 from tests import models
-from tests.checker.cache_corruptions import CACHE_CORRUPTIONS, Lines
+from tests.checker.cache_corruptions import CACHE_CORRUPTIONS, SAMPLE_CORRUPTIONS, Lines
 from tests.histories import whole_lines
 from tests.numerics.compare import Case, assert_same_bits, run, trained
 from tests.numerics.test_freezing import OPTIMIZERS, SCHEDULE, frozen_clocks
@@ -48,7 +48,8 @@ def assert_cached(what: Case, folder: Path, **options: Any) -> list[dict[str, An
     """A run of the case has the bits of the reference executor, which computes everything; returns its crossings."""
     order = range(len(getattr(models, what.data)()))
     run(what, folder, **options)
-    reference = what.reference(frozen=frozen_clocks(what, folder), order=lambda _: order)
+    is_in_order = what.reads == IN_ORDER
+    reference = what.reference(frozen=frozen_clocks(what, folder), order=(lambda _: order) if is_in_order else None)
     assert_same_bits(trained(folder), run_reference(reference))
     return crossings(folder)
 
@@ -90,18 +91,23 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def assert_reported(run_dir: Path, corrupt: Callable[[Lines], None], kind: Kind, folder: Path) -> None:
+    """The checker reports the kind for the history of the run with these changes, written to `folder`."""
+    for name in ("job.json", "plan.json", "facts.json"):
+        shutil.copy(run_dir / name, folder / name)
+    lines = {file: list(whole_lines(file)) for file in (run_dir / "history").glob("*.jsonl")}
+    corrupt(lines)
+    (folder / "history").mkdir()
+    for file, own in lines.items():
+        (folder / "history" / file.name).write_text("".join(json.dumps(line) + "\n" for line in own))
+    assert kind in {violation.kind for violation in check_run(folder).violations}
+
+
 @pytest.mark.parametrize(("corrupt", "kind"), CACHE_CORRUPTIONS)
 def test_the_history_of_a_cache_is_verified(
     cached: Path, corrupt: Callable[[Lines], None], kind: Kind, tmp_path: Path
 ) -> None:
-    for name in ("job.json", "plan.json", "facts.json"):
-        shutil.copy(cached / name, tmp_path / name)
-    lines = {file: list(whole_lines(file)) for file in (cached / "history").glob("*.jsonl")}
-    corrupt(lines)
-    (tmp_path / "history").mkdir()
-    for file, own in lines.items():
-        (tmp_path / "history" / file.name).write_text("".join(json.dumps(line) + "\n" for line in own))
-    assert kind in {violation.kind for violation in check_run(tmp_path).violations}
+    assert_reported(cached, corrupt, kind, tmp_path)
 
 
 def test_a_virtual_worker_that_comes_back_reads_what_its_node_has(tmp_path: Path) -> None:
@@ -209,3 +215,90 @@ def test_auto_keeps_what_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [line["kept"] for line in found[:8]] == [0, 0, 1, 1, 1, 1, 1, 1]
     read = [line for line in crossings(tmp_path) if line["stage"] == 0 and line["read"]]
     assert {line["p"] for line in read} >= set(range(11, 17))
+
+
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), all_pairs(POINTS[::4]))
+def test_shuffled_samples_equal_the_reference(
+    weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
+) -> None:
+    """From the second epoch with two frozen layers on, samples are read in whatever minibatch they come."""
+    workers = 1 if kind == "none" else 2
+    what = Case(
+        workers=workers,
+        stages=[list(cut)] * workers,
+        wave=3,
+        data="data32",
+        batch_size=6,
+        staleness=0 if kind == "bsp" else 1,
+        epochs=6,
+        kind=kind,
+        weights=weights,
+        optimizer=dict(OPTIMIZERS[optimizer]),
+        freeze=ON,
+    )
+    first_stages = [line for line in assert_cached(what, tmp_path) if line["stage"] == 0]
+    assert {len(line["units"]) for line in first_stages} == {6, 4}
+    per_epoch = 8
+    read = [line["read"] for line in sorted(first_stages, key=lambda line: line["t"])]
+    assert set(read[:per_epoch]) == {0}
+    assert read[-2 * per_epoch :].count(4) > per_epoch
+
+
+def shuffled(model: str = "mlp32", **changes: Any) -> Case:
+    """Two virtual workers of two stages, whose first layers are frozen from the start."""
+    freeze = {"layers": 2, "cache": "on"}
+    values: dict[str, Any] = {"stages": [[1, 4]] * 2, "wave": 2, "data": "data32", "epochs": 4, "freeze": freeze}
+    return Case(model=model, batch_size=6, **(values | changes))
+
+
+@pytest.fixture(scope="module")
+def cached_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cached-samples")
+    assert_cached(shuffled(), folder)
+    return folder
+
+
+@pytest.mark.parametrize(("corrupt", "kind"), SAMPLE_CORRUPTIONS)
+def test_the_history_of_cached_samples_is_verified(
+    cached_samples: Path, corrupt: Callable[[Lines], None], kind: Kind, tmp_path: Path
+) -> None:
+    assert_reported(cached_samples, corrupt, kind, tmp_path)
+
+
+def test_what_belongs_to_all_samples_is_read_with_them(tmp_path: Path) -> None:
+    folders = {cache: tmp_path / cache for cache in ("on", "off")}
+    for cache, folder in folders.items():
+        run(shuffled("rotated", stages=[[5, 8]] * 2, freeze={"layers": 2, "cache": cache}), folder)
+    with_cache, without = map(trained, folders.values())
+    (kept,) = {line["computed"][1] for line in crossings(folders["on"]) if line["kept"]}
+    # The samples, those of the four short minibatches apart, as the number of samples counts, and the angles.
+    assert len(list((folders["on"] / "cache").glob(f"*/{kept}/*"))) == 46 + 4 * 4 + 1
+    assert all(value.equal(with_cache[name]) for name, value in without.items())
+    assert any(line["read"] for line in crossings(folders["on"]))
+
+
+def test_layers_that_mix_samples_are_computed_each_time(tmp_path: Path) -> None:
+    found = assert_cached(shuffled("centring"), tmp_path)
+    assert found
+    assert not any(line["read"] or line["kept"] for line in found if line["computed"][1] > 1)
+
+
+def test_auto_keeps_the_samples_on_which_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is missing would spoil a minibatch of the next epoch."""
+    monkeypatch.setattr("hetpipe.pipeline.frozen_prefix.pays", lambda _costs, passes: passes > 0)
+    what = shuffled(freeze={"layers": 2, "cache": "auto"})
+    found = [line for line in assert_cached(what, tmp_path) if line["stage"] == 0]
+    in_time = sorted(found, key=lambda line: line["t"])
+    assert sum(line["read"] > 0 for line in in_time[8:16]) >= 3
+
+
+def test_auto_stops_where_no_minibatch_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Augmented samples are kept in the first pass; after the second, which reads none of them, none any more."""
+    monkeypatch.setattr("hetpipe.pipeline.frozen_prefix.pays", lambda _costs, passes: passes > 0)
+    what = shuffled(data="augmented32", loss="distance", freeze={"layers": 2, "cache": "auto"}, epochs=5)
+    run(what, tmp_path)
+    found = crossings(tmp_path)
+    assert not any(line["read"] for line in found)
+    kept = [sum(line["kept"] for line in found if 4 * epoch < line["p"] <= 4 * epoch + 4) for epoch in range(5)]
+    assert kept[:2] == [8, 8]
+    assert kept[2:] == [0, 0, 0]

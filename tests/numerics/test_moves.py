@@ -16,12 +16,14 @@ from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.errors import ScriptFailed
 from hetpipe.job.elastic import MoveLine, ScriptMoment
+from hetpipe.server.agent import stage_assembly
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.sync import PlanVersion
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
 from tests.numerics.test_deaths import BATCH_NORM, death, survive
+from tests.numerics.test_freezing import assert_frozen
 from tests.numerics.test_leavers import barriers, decisions, drain, membership
 from tests.numerics.test_witnesses import case as witness_case
 from tests.numerics.test_witnesses import counts
@@ -268,6 +270,50 @@ def test_the_log_of_a_stage_tells_where_its_layers_went(tmp_path: Path) -> None:
     run(what, tmp_path)
     passes = [json.loads(line) for line in (tmp_path / "history" / "vw-0-stage-0.jsonl").read_text().splitlines()]
     assert [line["version"] for line in passes if line["event"] == "forward"] == [0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("freezes", "per_stage"),
+    [
+        ((), [2, 2]),
+        pytest.param(((2, 1),), [3, 3], id="frozen-there"),
+        pytest.param(((1, 1),), [3, 3], id="frozen-before"),
+    ],
+)
+def test_a_stage_is_built_before_the_barrier_at_which_layers_move(
+    freezes: Any, per_stage: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and again if the segment from there on begins otherwise: at first, at the move, and where layers freeze."""
+    built: list[int] = []
+    build = stage_assembly._built
+
+    def counting(job: Any, config: Any, *arguments: Any, **options: Any) -> Any:
+        built.append(config.stage)
+        return build(job, config, *arguments, **options)
+
+    monkeypatch.setattr(stage_assembly, "_built", counting)
+    what = Case(workers=1, stages=[[2, 3]], wave=2, minibatches=8, moves=((2, 0, (3, 2)),), freezes=freezes)
+    assert_frozen(what, tmp_path)
+    assert [built.count(stage) for stage in (0, 1)] == per_stage
+
+
+def test_a_stage_that_cannot_be_built_before_the_barrier_is_built_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = stage_assembly._built
+    failed: list[int] = []
+
+    def failing(job: Any, config: Any, *arguments: Any, frozen: int | None = None) -> Any:
+        if frozen is None:  # at the start of the run
+            return build(job, config, *arguments)
+        if config.stage not in failed:
+            failed.append(config.stage)
+            raise MemoryError("no room yet")
+        return build(job, config, *arguments, frozen=frozen)
+
+    monkeypatch.setattr(stage_assembly, "_built", failing)
+    assert_moved(Case(workers=1, stages=[[2, 3]], wave=2, minibatches=8, moves=((2, 0, (3, 2)),)), tmp_path)
+    assert sorted(failed) == [0, 1]
 
 
 def test_a_line_that_a_stage_cannot_do_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from hetpipe.decide.elastic.script import script_of
-from hetpipe.job.elastic import BarrierLine, FreezeLine, MoveLine
+from hetpipe.job.elastic import AddLine, BarrierLine, DropLine, FreezeLine, MoveLine
 from hetpipe.server.decisions_file import read_decisions
-from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, run, trained
-from tests.numerics.test_deaths import death
+from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
+from tests.numerics.test_deaths import BATCH_NORM, death
 from tests.numerics.test_freezing import assert_frozen
+from tests.numerics.test_leavers import drain
 from tests.numerics.test_moves import barrier_move
+from tests.reference.executor import run_reference
 
 pytestmark = pytest.mark.matrix
 
@@ -34,6 +36,7 @@ def replayed(what: Case, folder: Path) -> Case:
         moves=tuple(barrier_move(line) for line in script if isinstance(line, MoveLine)),
         freezes=tuple((line.at.clock, line.layers) for line in script if isinstance(line, FreezeLine)),
         extra_barriers=tuple(line.at.clock for line in script if isinstance(line, BarrierLine)),
+        members=tuple((line.at.clock, line.do, line.vw) for line in script if isinstance(line, DropLine | AddLine)),
     )
 
 
@@ -72,4 +75,30 @@ def test_decisions_are_a_script_with_the_bits_of_the_run(seed: int, tmp_path: Pa
     assert_frozen(again, tmp_path / "again")
     found, expected = trained(tmp_path / "run"), trained(tmp_path / "again")
     assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+    assert read_decisions(tmp_path / "again") == (), "a scripted run decides nothing by itself"
+
+
+@pytest.mark.parametrize(
+    ("changes", "drained"),
+    [
+        ({"optimizer": dict(ADAMW), "combine": "mean"}, [drain(number=5)]),
+        pytest.param(
+            {"weights": "flush", "optimizer": dict(MOMENTUM)},
+            [drain(number=3, vw=2), drain(number=7, vw=0, comes_back=False)],
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
+def test_who_is_drained_and_comes_back_is_dropped_and_added_by_the_script(
+    changes: dict[str, Any], drained: list[Any], tmp_path: Path
+) -> None:
+    """While layers move; buffers and the optimizers' states are those with which it left."""
+    what = Case(workers=3, stages=[[2, 2]] * 3, wave=2, epochs=8, staleness=0, **changes, **BATCH_NORM)
+    moves = [death("before forward", 4, vw=1, how="moved", stages=(1, 3))] if len(drained) == 1 else []
+    run(what, tmp_path / "run", deaths=(*drained, *moves))
+    again = replayed(what, tmp_path / "run")
+    assert [verb for _, verb, _ in again.members].count("drop") == len(drained)
+    run(again, tmp_path / "again")
+    assert_same_bits(trained(tmp_path / "run"), run_reference(again.reference()))
+    assert_same_bits(trained(tmp_path / "again"), run_reference(again.reference()))
     assert read_decisions(tmp_path / "again") == (), "a scripted run decides nothing by itself"

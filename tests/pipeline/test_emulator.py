@@ -14,7 +14,7 @@ from hetpipe.values.ids import Clock, JobId, StageIndex, Term, VirtualWorkerInde
 from hetpipe.values.ids import Incarnation as Life
 from hetpipe.values.requests import PullHeader, PushHeader, PushReply, Requester, SliceHeader, Watermarks
 from hetpipe.values.run import DeviceConfig, LinkTime, StageEmulation
-from hetpipe.wire.call import Calls
+from hetpipe.wire.call import Calls, Chunk
 from hetpipe.wire.calls import PULL, PUSH
 from tests.support.fake_clock import FakeClock
 from tests.support.method_calls import MethodCalls
@@ -81,12 +81,12 @@ class Shard(MethodCalls):
         self._is_early = is_early
         self.pushed_at: list[float] = []
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+    def push(self, header: PushHeader, chunks: Iterable[Chunk]) -> PushReply:
         self.pushed_at.append(self._clock.monotonic())
         self._clock.advance(1.0)
         return PushReply(duplicate=False, marks=Watermarks(Clock(1), Clock(0), Clock(0)))
 
-    def pull(self, header: PullHeader) -> Iterator[bytes]:
+    def pull(self, header: PullHeader) -> Iterator[Chunk]:
         if self._is_early:
             raise ClockNotPublished("not yet")
         self._clock.advance(1.0)

@@ -57,7 +57,7 @@ from hetpipe.values.run import (
 )
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, PlanMove, PlanVersion
-from hetpipe.wire.call import Calls
+from hetpipe.wire.call import Calls, Chunk
 from hetpipe.wire.calls import PULL, PUSH
 from tests.support.inspection import inspect_job, inspect_once
 from tests.support.link_in_process import in_process_pair
@@ -97,11 +97,11 @@ class DelayedShard(MethodCalls):
         self._random = random.Random(seed)
         self._longest_seconds = longest_seconds
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes]) -> PushReply:
+    def push(self, header: PushHeader, chunks: Iterable[Chunk]) -> PushReply:
         self._delay()
         return self._shard.upload(PUSH, header, chunks)
 
-    def pull(self, header: PullHeader) -> Iterator[bytes]:
+    def pull(self, header: PullHeader) -> Iterator[Chunk]:
         self._delay()
         return self._shard.download(PULL, header)
 

@@ -19,7 +19,7 @@ from hetpipe.errors import InjectedFault
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import HistoryWriter, Value
 from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
-from hetpipe.wire.call import Call, Calls, Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.call import Call, Calls, Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload
 from tests.support.method_calls import method_name
 
 
@@ -149,11 +149,11 @@ class MortalCalls:
         self._reach("before", call, request)
         return iter(_Streamed(self._inner.stream(call, request), partial(self._reach, "during", call, request)))
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[Chunk]) -> ReplyT:
         with self._moment(call, header):
             return self._inner.upload(call, header, _Streamed(chunks, partial(self._reach, "during", call, header)))
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[Chunk]:
         self._reach("before", call, header)
         return iter(_Streamed(self._inner.download(call, header), partial(self._reach, "during", call, header)))
 

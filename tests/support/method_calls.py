@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from hetpipe.wire.call import Call, Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.call import Call, Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload
 
 
 class MethodCalls:
@@ -21,12 +21,12 @@ class MethodCalls:
         replies: Iterator[ReplyT] = self._method(call)(request)
         return replies
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[Chunk]) -> ReplyT:
         reply: ReplyT = self._method(call)(header, chunks)
         return reply
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
-        chunks: Iterator[bytes] = self._method(call)(header)
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[Chunk]:
+        chunks: Iterator[Chunk] = self._method(call)(header)
         return chunks
 
     def close(self) -> None:

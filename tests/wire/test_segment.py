@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -20,6 +20,7 @@ from hetpipe.errors import DeadlineExceeded, PeerUnreachable, ProtocolViolation
 from hetpipe.values.ids import Incarnation, JobId, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.requests import MemoryOffer, Requester
 from hetpipe.wire import segment, segment_client, segment_server
+from hetpipe.wire.call import Chunk, joined
 from hetpipe.wire.segment import (
     IDLE_SECONDS,
     NUM_SLOTS,
@@ -86,6 +87,11 @@ def next_call(lane: Lane) -> None:
     lane.number += 1
 
 
+def copies(chunks: Iterable[Chunk]) -> list[bytes]:
+    """What arrives."""
+    return list(map(joined, chunks))
+
+
 class TestTransfers:
     def test_an_upload_arrives_as_it_was_sent(self, server: SegmentServer) -> None:
         chunks = [bytes([number]) * (100 * number + 1) for number in range(3 * NUM_SLOTS)] + [b"x" * SLOT_BYTES]
@@ -95,7 +101,7 @@ class TestTransfers:
                 next_call(lane)
                 sent = thread.submit(lane.send, chunks, is_over=never)
                 with server.receiving(KEY, (), context(lane)) as received:
-                    assert list(received) == chunks
+                    assert copies(received) == chunks
                 assert sent.result(SECONDS)
                 lane.end_turn()
         lane.close()
@@ -105,24 +111,28 @@ class TestTransfers:
         with closing(fetch_segment(server.offer(KEY))) as lane, ThreadPoolExecutor(1) as thread:
             next_call(lane)
             sent = thread.submit(lambda: list(server.sending(KEY, iter(chunks), context(lane))))
-            assert list(lane.receive(bytes, is_over=never)) == chunks
+            assert copies(lane.receive(is_over=never)) == chunks
             assert sent.result(SECONDS) == [], "no chunk is a message as well"
             lane.end_turn()
 
     def test_a_call_that_names_no_segment_has_its_chunks_in_messages(self, server: SegmentServer) -> None:
         bare: Any = Context()
         with server.receiving(KEY, [b"a", b"b"], bare) as received:
-            assert list(received) == [b"a", b"b"]
+            assert copies(received) == [b"a", b"b"]
         assert list(server.sending(KEY, iter([b"c"]), bare)) == [b"c"]
 
-    def test_what_was_received_is_a_private_copy(self, server: SegmentServer) -> None:
+    def test_a_slot_is_free_when_the_next_chunk_is_requested(self, server: SegmentServer) -> None:
         with closing(fetch_segment(server.offer(KEY))) as lane, ThreadPoolExecutor(1) as thread:
             next_call(lane)
-            sent = thread.submit(lane.send, [b"checked"], is_over=never)
+            sent = thread.submit(lane.send, [b"a", b"b"], is_over=never)
             with server.receiving(KEY, (), context(lane)) as received:
-                chunk = next(iter(received))
-                lane._memory[:7] = b"changed"
-                assert chunk == b"checked"
+                each = iter(received)
+                first = next(each)
+                assert joined(first) == b"a"
+                assert next(each) == b"b"
+                with pytest.raises(ValueError, match="released"):
+                    joined(first)
+                assert list(each) == []
             assert sent.result(SECONDS)
             lane.end_turn()
 
@@ -139,7 +149,7 @@ class TestTransfers:
             next_call(lane)
             again = thread.submit(lane.send, [b"new"] * 5 * NUM_SLOTS, is_over=never)
             with server.receiving(KEY, (), context(lane)) as received:
-                assert list(received) == [b"new"] * 5 * NUM_SLOTS
+                assert copies(received) == [b"new"] * 5 * NUM_SLOTS
             assert again.result(SECONDS)
             lane.end_turn()
 
@@ -150,7 +160,7 @@ class TestTransfers:
                 sent = thread.submit(lane.send, [b"chunk"] * 2, is_over=never)
                 with server.receiving(KEY, (), context(lane)) as received:
                     if number % 2:
-                        assert list(received) == [b"chunk"] * 2
+                        assert copies(received) == [b"chunk"] * 2
                 assert sent.result(SECONDS) == bool(number % 2)
                 lane.end_turn()
 
@@ -164,7 +174,7 @@ class TestTransfers:
             with pytest.raises(ProtocolViolation, match="no second one"):
                 lane.send(failing(), is_over=never)
             with server.receiving(KEY, (), context(lane)) as received:
-                assert list(received) == [b"first"]
+                assert copies(received) == [b"first"]
             lane.end_turn()
 
     def test_a_chunk_beyond_a_slot_is_refused(self, server: SegmentServer) -> None:
@@ -176,7 +186,7 @@ class TestTransfers:
 class TestBreaks:
     def test_a_call_that_is_over_ends_the_wait(self, server: SegmentServer) -> None:
         with closing(fetch_segment(server.offer(KEY))) as lane, pytest.raises(SegmentBroken, match="the call ended"):
-            list(lane.receive(bytes, is_over=lambda: True))
+            list(lane.receive(is_over=lambda: True))
         assert lane.is_closed
 
     def test_an_end_that_does_not_move_is_given_up(self, server: SegmentServer, clock: FakeClock) -> None:
@@ -186,7 +196,7 @@ class TestBreaks:
 
         lane = fetch_segment(server.offer(KEY), clock=clock)
         with pytest.raises(DeadlineExceeded, match="waited 30 s for the other process"):
-            list(lane.receive(bytes, is_over=later))
+            list(lane.receive(is_over=later))
         assert lane.is_closed
 
     def test_a_closed_end_wakes_the_other_and_is_freed(self, server: SegmentServer) -> None:
@@ -202,7 +212,7 @@ class TestBreaks:
         next_call(lane)
         lane.close()
         with pytest.raises(SegmentBroken):
-            list(lane.receive(bytes, is_over=never))
+            list(lane.receive(is_over=never))
         lane.end_turn()
         assert lane._memory.closed
         assert not lane.take_turn()
@@ -439,7 +449,7 @@ class TestDeaths:
             next_call(lane)
             kill(pid)
             with pytest.raises(SegmentBroken):
-                list(lane.receive(bytes, is_over=never))
+                list(lane.receive(is_over=never))
             lane.end_turn()
         assert segments_of() == before
         assert name not in Path("/proc/net/unix").read_text()

@@ -1,7 +1,7 @@
 """What enters the layers behind the frozen ones, from a cache: what is kept where, and when it pays. Pure (caching.md).
 
-A *unit* is what is read and kept at once: the samples of a minibatch, in their order. A *border* is a layer of the
-chain; at it stands what enters that layer.
+A *unit* is what the cache has or lacks: a whole minibatch, or one of its samples. A *border* is a layer of the chain;
+at it stands what enters that layer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class CacheFolders:
 def tier_for(size: int, used: CacheBytes, allowed: CacheBytes) -> Tier | None:
     """Where `size` further bytes are kept: in memory as long as they fit, then on disk; None: nowhere.
 
-    Nothing is evicted for them: minibatches come back in turn, once in each pass over the data, so whatever would be
-    evicted comes back earlier than what replaces it.
+    Nothing is evicted for them: every sample comes back once in each pass over the data, so nothing that is kept is
+    worth less than what would replace it.
 
     >>> room = CacheBytes(memory=100, disk=50)
     >>> [tier_for(40, CacheBytes(used, 0), room) for used in (0, 60, 61)], tier_for(51, CacheBytes(60, 0), room)
@@ -113,8 +113,20 @@ def allowed_bytes(job: Job) -> CacheBytes:
     return CacheBytes(job.freeze.cache_memory_bytes, job.freeze.cache_disk_bytes)
 
 
-def wants_cache(job: Job) -> bool:
-    """Whether stages of a job look for a cache at all; without one, auto, nothing could be read twice."""
+def caches_samples(job: Job) -> bool:
+    """Whether the units of a job's cache are samples: those that are shuffled come back in other minibatches."""
+    return job.data.is_shuffled
+
+
+def wants_cache(job: Job, nodes: Collection[str]) -> bool:
+    """Whether stages of a job look for a cache at all; without one, auto, nothing could be read twice.
+
+    Args:
+        job: the job.
+        nodes: of all stages. Shuffled samples come back on any of them, and a minibatch is read only if its node has
+            all of its samples.
+    """
     if job.freeze.cache == "auto":
-        return job.freezes and job.freeze.mode == "eval" and not job.data.is_shuffled
+        comes_back = not caches_samples(job) or len(set(nodes)) == 1
+        return job.freezes and job.freeze.mode == "eval" and comes_back
     return job.freeze.cache == "on"

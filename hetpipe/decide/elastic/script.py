@@ -11,6 +11,7 @@ from hetpipe.decide.elastic.freezing import freezing_of
 from hetpipe.decide.elastic.moving import stays_near
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths, wave_change_at
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import (
@@ -26,7 +27,15 @@ from hetpipe.job.elastic import (
     WavesLine,
 )
 from hetpipe.job.file import Job
-from hetpipe.values.decisions import BarrierDecision, DecisionLine, FreezeDecision, MoveDecision, MoveJudgement
+from hetpipe.values.decisions import (
+    BarrierDecision,
+    DecisionLine,
+    DecisionMoment,
+    FreezeDecision,
+    MemberDecision,
+    MoveDecision,
+    MoveJudgement,
+)
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
@@ -60,6 +69,12 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
             vw = VirtualWorkerIndex(0 if isinstance(line, BarrierLine) else line.vw)
             found.append(PlanChange(Clock(line.at.clock), vw, (0, *accumulate(cut)) if cut else ()))
     return tuple(sorted(found, key=lambda change: change.clock))
+
+
+def scripted_cut(job: Job, vw: VirtualWorkerIndex, after: Clock, upto: Clock) -> tuple[int, ...]:
+    """The bounds that the script gives a virtual worker last, above clock `after` and up to `upto`; empty: none."""
+    changes = [change for change in plan_changes(job) if change.vw == vw and after < change.clock <= upto]
+    return next((change.bounds for change in reversed(changes) if change.bounds), ())
 
 
 def _clock_before(job: Job, vw: VirtualWorkerIndex, p: int) -> Clock:
@@ -139,9 +154,13 @@ def most_minibatches_per_wave(job: Job, worker: VirtualWorkerPlan) -> int:
     return max(job.minibatches_in(worker), *(change.of(worker.index) for change in wave_changes(job)), 1)
 
 
-def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine | FreezeLine | BarrierLine, ...]:
+#: The lines that repeat what a run has decided.
+DecidedLine = MoveLine | DropLine | AddLine | FreezeLine | BarrierLine
+
+
+def script_of(decisions: Iterable[DecisionLine]) -> tuple[DecidedLine, ...]:
     """The lines of a script that repeat what a run has decided, at the clocks at which that took effect, in order."""
-    found: list[tuple[int, int, MoveLine | FreezeLine | BarrierLine]] = []
+    found: list[tuple[int, int, DecidedLine]] = []
     for line in decisions:
         if isinstance(line, MoveJudgement):
             continue  # it changes nothing
@@ -149,11 +168,37 @@ def script_of(decisions: Iterable[DecisionLine]) -> tuple[MoveLine | FreezeLine 
         match line:
             case MoveDecision():
                 found.append((clock, line.vw, MoveLine(at=at, do=line.do, vw=line.vw, stages=line.stages)))
+            case MemberDecision(do="drop"):
+                found.append((clock, line.vw, DropLine(at=at, do="drop", vw=line.vw)))
+            case MemberDecision():
+                found.append((clock, line.vw, AddLine(at=at, do="add", vw=line.vw)))
             case FreezeDecision():
                 found.append((clock, -1, FreezeLine(at=at, do=line.do, layers=line.layers)))
             case BarrierDecision():
                 found.append((clock, -1, BarrierLine(at=at, do=line.do)))
     return tuple(line for _, _, line in sorted(found, key=lambda entry: entry[:2]))
+
+
+def member_decisions(
+    record: SegmentRecord, scripted: Iterable[MemberChange], before: Iterable[DecisionLine], *, wall: float
+) -> Iterator[MemberDecision]:
+    """The decisions about virtual workers that leave or come back at the barrier of `record`, as no script says.
+
+    Args:
+        record: of the segment behind the barrier.
+        scripted: what the script of the job decides.
+        before: the decisions of the run so far.
+        wall: when they are written, in seconds since 1970.
+    """
+    moment = DecisionMoment(record.start)
+    dropped = {change.vw for change in scripted if change.clock == record.start and not change.joins}
+    for left in record.left:
+        if left.vw not in dropped:
+            yield MemberDecision(moment, "drop", left.vw, "drain", "it was drained", wall)
+    newest = {line.vw: line.do for line in before if isinstance(line, MemberDecision)}
+    for member in record.members:
+        if member.joined and newest.get(member.vw) == "drop":
+            yield MemberDecision(moment, "add", member.vw, "drain", "it came back after it was drained", wall)
 
 
 def next_add(job: Job, vw: VirtualWorkerIndex, after: int) -> tuple[int, AddLine] | None:

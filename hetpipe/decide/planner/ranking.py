@@ -190,7 +190,17 @@ class Ranking:
             if plan is not None:
                 plan = jobs.in_proportion(plan) if self._options.proportional else plan
                 found.append(self._whole(_Candidate(plan, jobs, small.most_minibatches)))
+        if found and name == "auto":
+            found += self._by_name()
         return preferred(found) if found else None
+
+    def _by_name(self) -> Iterator[RankedPlan]:
+        """The plans of the other allocations, as far as they have one."""
+        for name in _OTHERS:
+            try:
+                yield self.of(name, _BY_NAME[name])
+            except PlanError:
+                continue
 
     def _ranked(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> RankedPlan:
         if name == "parallel":
@@ -198,11 +208,7 @@ class Ranking:
         groupings = self._distinct(self._groupings(name, by_closed_form))
         found = self._search(groupings, self._staleness_bounds[-1])
         if name == "auto":
-            for other in ("NP", "ED", "HD"):
-                try:
-                    found.append(self.of(other, _BY_NAME[other]))
-                except PlanError:
-                    continue
+            found += self._by_name()
         if not found:
             return self._whole(_Candidate(by_closed_form(self._jobs), self._jobs))  # raises the reason
         return preferred(self._with_less_staleness(found))
@@ -355,6 +361,9 @@ class Ranking:
             found = self._simulated[key] = self._predict(plan, options, waves=waves)
         return found
 
+
+#: The allocations that `auto` competes with.
+_OTHERS: tuple[AllocationName, ...] = ("NP", "ED", "HD")
 
 #: Allocations that divide all devices evenly.
 _OF_WHOLE_CLUSTER: tuple[AllocationName, ...] = ("ED", "HD")

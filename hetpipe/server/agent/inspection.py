@@ -31,6 +31,7 @@ from hetpipe.pipeline.callables import (
 from hetpipe.pipeline.chain import Layer, SeedKey, Values, device_of, forbidden_in, run_layers, tensor_spec
 from hetpipe.pipeline.cut_proof import prove_cut_model
 from hetpipe.pipeline.data import read_evaluation_minibatch, read_minibatch
+from hetpipe.pipeline.frozen_cache import digest_of
 from hetpipe.pipeline.layering import why_one_layer
 from hetpipe.pipeline.model_file import prove_construction, write_model_file
 from hetpipe.pipeline.model_work import model_work
@@ -294,6 +295,8 @@ def _prove_data(subject: Subject, import_path: Path) -> None:
     )
     prove_jump("data.train", subject.train, lambda dataset: read(dataset, _from_second(dataset, job.batch_size)))
     _prove_order(job, import_path, subject.train)
+    if job.freeze.cache == "on":
+        _prove_cached(job, subject.train)
     evaluation = build_eval_data(job, import_path)
     if evaluation is None or job.data.eval is None:
         return
@@ -330,6 +333,26 @@ def _prove_order(job: Job, import_path: Path, train: MapDataset) -> None:
                 "from torch, `random` or NumPy's global functions, which are seeded by (seed, epoch), or from a "
                 "generator that it seeds by `epoch`"
             )
+
+
+def _prove_cached(job: Job, train: MapDataset) -> None:
+    """Check that a minibatch is the same in the next pass over the data.
+
+    Raises:
+        CallableError: its inputs differ, so that a cache behind frozen layers would never be read.
+    """
+    samples = range(min(job.batch_size, len(train)))
+    passes = (
+        read_minibatch(train, samples, seed=job.seed, vw=VIRTUAL_WORKER, p=Minibatch(MINIBATCH + epoch), epoch=epoch)
+        for epoch in range(2)
+    )
+    once, again = (digest_of(batch.inputs) for batch in passes)
+    if once != again:
+        raise CallableError(
+            "freeze.cache: is on, but the inputs of one minibatch differ between two passes over data.train "
+            f"(`{job.data.train}`), as those of augmented data do, so that no pass finds in the cache what an earlier "
+            "one has kept: set `freeze.cache: off`, or have the model augment behind its frozen layers"
+        )
 
 
 def _prove_model(subject: Subject, import_path: Path, remark: Callable[[str], None]) -> Proof:

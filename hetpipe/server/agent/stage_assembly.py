@@ -19,8 +19,8 @@ from hetpipe.checkpoint.stage_part import PartWriter, RestoreTargets, restore
 from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.caching import CacheFolders, wants_cache
-from hetpipe.decide.elastic.script import building_line, memory_changes, predecessor
+from hetpipe.decide.elastic.caching import CacheFolders, caches_samples, wants_cache
+from hetpipe.decide.elastic.script import building_line, memory_changes, predecessor, scripted_cut
 from hetpipe.decide.schedule.catalogue import order_for
 from hetpipe.decide.schedule.loss_scale import LossScales
 from hetpipe.decide.schedule.versions import VersionTable
@@ -60,7 +60,7 @@ from hetpipe.pipeline.model_file import (
     one_at_a_time,
     open_model_file,
 )
-from hetpipe.pipeline.moving import BuiltStage
+from hetpipe.pipeline.moving import BuiltStage, Rebuild
 from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, WorkerOptions, WorkerReader
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
@@ -176,15 +176,17 @@ class _StageCode:
     state_names: Mapping[str, Sequence[str]]
 
 
-def _stage_code(job: Job, config: StageConfig, *, frozen: int = 0) -> _StageCode:
+def _stage_code(job: Job, config: StageConfig, *, frozen: int = 0, is_filled: bool = True) -> _StageCode:
     """Build the model, and cut this stage out; its first `frozen` layers are frozen.
+
+    Without `is_filled` the caller replaces the contents of all tensors of the stage's layers.
 
     Raises:
         CallableError: the user's code cannot be used.
     """
     import_path = Path(config.import_path)
     identity = identity_of(config)
-    found = _known_chain(job, config) or _own_chain(job, config)
+    found = _known_chain(job, config, is_filled=is_filled) or _own_chain(job, config)
     chain = found.layers
     given = load_loss(job, import_path) if identity.is_last else None
     stage = config.plan.stage(config.vw, config.stage)
@@ -243,10 +245,11 @@ class _Chain:
     """As `UserCode.state_names`."""
 
 
-def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
+def _known_chain(job: Job, config: StageConfig, *, is_filled: bool) -> _Chain | None:
     """The layers recorded by the inspection, with the tensors of this stage only.
 
-    None if this stage has to record them: the inspection wrote no file, or it cannot be read here.
+    Without `is_filled` their contents are unspecified. None if this stage has to record them: the inspection wrote no
+    file, or it cannot be read here.
 
     Raises:
         CallableError: the model cannot be built.
@@ -261,7 +264,8 @@ def _known_chain(job: Job, config: StageConfig) -> _Chain | None:
             model = construct(build, file.construction)
             names = state_names(model)
             chain = file.chain(model, precision=job.precision)
-            file.take(chain[stage.first_layer : stage.last_layer], torch.device(config.device.torch_device))
+            own, device = chain[stage.first_layer : stage.last_layer], torch.device(config.device.torch_device)
+            file.take(own, device, is_filled=is_filled)
     except ModelFileUnusable as error:
         _log.warning("model_file_unusable", reason=str(error), consequence="the stage builds and records the model")
         return None
@@ -433,13 +437,16 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
 
     def build(bounds: tuple[int, ...], frozen: int) -> BuiltStage:
         moved = replace(config, plan=config.plan.with_bounds(config.vw, bounds))
-        return _built(job, moved, _stage_code(job, moved, frozen=frozen), versions, wiring.clock, frozen=frozen)
+        code = _stage_code(job, moved, frozen=frozen, is_filled=False)
+        return _built(job, moved, code, versions, wiring.clock, frozen=frozen)
 
-    return StageRunner(parts, inbox, build, partial(building_line, job, config.vw)), client
+    rebuild = Rebuild(build, partial(building_line, job, config.vw), partial(scripted_cut, job, config.vw))
+    return StageRunner(parts, inbox, rebuild), client
 
 
 def _prefix(job: Job, config: StageConfig, wiring: Wiring) -> FrozenPrefix | None:
-    if wiring.cache is None or not wants_cache(job):
+    nodes = [node_of(stage.device) for worker in config.plan.virtual_workers for stage in worker.stages]
+    if wiring.cache is None or not wants_cache(job, nodes):
         return None
     stages = config.plan.virtual_workers[config.vw].stages
     return FrozenPrefix(
@@ -449,6 +456,7 @@ def _prefix(job: Job, config: StageConfig, wiring: Wiring) -> FrozenPrefix | Non
         config.stage,
         job.epochs,
         wiring.clock,
+        of_samples=caches_samples(job),
     )
 
 

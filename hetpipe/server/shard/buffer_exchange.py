@@ -34,6 +34,7 @@ from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.quantities import bytes_text
 from hetpipe.values.requests import BuffersHeader, Requester, SliceHeader
 from hetpipe.weights.flat import FlatBuffer, FlatLayout
+from hetpipe.wire.call import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class BufferExchange:
             view.copy_(found[name])
         return result
 
-    def stream(self, header: BuffersHeader) -> Iterator[bytes]:
+    def stream(self, header: BuffersHeader) -> Iterator[Chunk]:
         """`combined` as chunks."""
         buffer = self.combined(header)
         return chunks(buffer, run_map(header, buffer.layout))

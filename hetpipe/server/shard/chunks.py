@@ -15,12 +15,14 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hetpipe.checksum import BLOCK_BYTES, SUM_BYTES, checksum, num_checksums
+from hetpipe.checksum import BLOCK_BYTES, SUM_BYTES, checksum_of, num_checksums
 from hetpipe.errors import DamagedChunk, MalformedChunk
 from hetpipe.values.alignment import ALIGNMENT_BYTES
 from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.requests import SliceHeader
 from hetpipe.weights.flat import FlatBuffer, aligned
+from hetpipe.wire.call import Chunk
+from hetpipe.wire.segment import Parts, address_of
 
 #: Bytes of payload per chunk, equal to the block of a checksum on disk, so that a log can reuse those of the wire;
 #: copying overlaps with sending (benchmarks/wire.py: 1 MiB moves about as fast as 4 MiB).
@@ -100,17 +102,12 @@ def stream_parts(memory: memoryview, runs: RunMap, offset: int, num_bytes: int) 
         yield bytes(end - position)
 
 
-def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[bytes]:
-    """Split the slices in `buffer` into chunks; every chunk is one copy of its bytes."""
+def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[Parts]:
+    """Split the slices in `buffer` into chunks: heads, and views of the buffer. The transport makes the only copy."""
     memory = buffer.memory()
     for offset in range(0, runs.num_bytes, CHUNK_BYTES):
-        parts = stream_parts(memory, runs, offset, min(CHUNK_BYTES, runs.num_bytes - offset))
-        chunk = b"".join([_HEAD.pack(_MAGIC, 0, offset, bytes(SUM_BYTES)), *parts])
-        # The checksum is computed over the contiguous buffer and then written into its place, which avoids another
-        ## copy of the chunk.
-        total = checksum(chunk, place=offset, skip=_HEAD.size)
-        ctypes.memmove(_address_of(chunk) + _HEAD.size - SUM_BYTES, total, SUM_BYTES)
-        yield chunk
+        payload = tuple(stream_parts(memory, runs, offset, min(CHUNK_BYTES, runs.num_bytes - offset)))
+        yield _HEAD.pack(_MAGIC, 0, offset, checksum_of(payload, place=offset)), *payload
 
 
 def fill(buffer: FlatBuffer, runs: RunMap, blocks: Iterable[tuple[int, memoryview]]) -> None:
@@ -129,12 +126,15 @@ class Chunks:
     buffer: FlatBuffer
     runs: RunMap
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Parts]:
         return chunks(self.buffer, self.runs)
 
 
 class ChunkReceiver:
-    """Writes the chunks of one stream into a buffer; checks order and bounds before copying a byte."""
+    """Copies the chunks of one stream into a buffer, and validates that copy, so a chunk may be in shared memory.
+
+    Order and bounds are checked before a byte is copied. No byte of a chunk is read twice.
+    """
 
     def __init__(self, buffer: FlatBuffer, runs: RunMap, *, restarts: bool = False) -> None:
         """Receive into `buffer`.
@@ -145,36 +145,43 @@ class ChunkReceiver:
             restarts: whether the stream may start over before its end, as after a broken connection.
         """
         self._buffer = buffer
+        self._memory = buffer.memory()
         self._address = buffer.data.data_ptr()
         self._runs = runs
         self._restarts = restarts
         self._received = 0
         self._sums: list[bytes] = []
 
-    def write(self, chunk: bytes) -> tuple[ByteRun, ...]:
+    def write(self, chunk: Chunk) -> tuple[ByteRun, ...]:
         """Process the next chunk; return the ranges of the buffer it filled.
 
         Raises:
-            MalformedChunk: too short, out of order, or beyond the stream's end.
-            DamagedChunk: checksum mismatch.
+            MalformedChunk: too short, of another version of hetpipe, out of order, or beyond the stream's end.
+            DamagedChunk: checksum mismatch; the ranges are zero.
         """
-        offset, length, total = _checked(chunk)
-        if offset == 0 and self._restarts:
-            self._received, self._sums = 0, []
-        if offset != self._received or offset + length > self._runs.num_bytes:
-            raise MalformedChunk(
-                f"a chunk covers bytes [{offset}, {offset + length}) of {self._runs.num_bytes}; "
-                f"the next one must start at {self._received}"
-            )
-        if length % ALIGNMENT_BYTES and offset + length != self._runs.num_bytes:
-            raise MalformedChunk(f"a chunk of {length} bytes ends inside an alignment unit")
+        if not isinstance(chunk, bytes | memoryview):
+            chunk = b"".join(chunk)
+        head, length = bytes(chunk[: _HEAD.size]), len(chunk) - _HEAD.size
+        if length <= 0:
+            raise MalformedChunk(f"a chunk of {len(chunk)} bytes is too short for its head and payload")
+        magic, zeros, offset, total = _HEAD.unpack(head)
+        restarts = offset == 0 and self._restarts
+        misplaced = self._misplaced(offset, length, 0 if restarts else self._received)
+        if magic != _MAGIC or zeros or misplaced:
+            # Damage of the head itself is told apart from a wrong chunk, of which nothing is kept.
+            is_whole = checksum_of((bytes(chunk[_HEAD.size :]),), place=offset) == total
+            raise _wrong_head(len(chunk), magic, zeros, is_whole=is_whole) or MalformedChunk(misplaced)
         pieces = tuple(self._runs.pieces(offset, length))
-        source = _address_of(chunk) + _HEAD.size
-        for piece in pieces:
-            ctypes.memmove(self._address + piece.buffer, source + piece.stream - offset, piece.num_bytes)
+        padding = self._copy(chunk, offset, pieces)
+        if checksum_of(self._payload(pieces, padding), place=offset) != total:
+            for piece in pieces:  # the padding within a run is zero in every buffer
+                ctypes.memset(self._address + piece.buffer, 0, piece.num_bytes)
+            raise _damaged(len(chunk))
+        if restarts:
+            self._received, self._sums = 0, []
         self._received += length
         is_block = offset == len(self._sums) * CHUNK_BYTES and length == min(CHUNK_BYTES, self._runs.num_bytes - offset)
-        if is_block and _is_zero_between(chunk, offset, pieces):
+        if is_block and not any(map(any, padding)):
             self._sums.append(total)
         return pieces
 
@@ -192,39 +199,48 @@ class ChunkReceiver:
         if self._received != self._runs.num_bytes:
             raise MalformedChunk(f"the stream ended after {self._received} of {self._runs.num_bytes} bytes")
 
+    # -- internals ----------------------------------------------------------------------------------------------------
 
-def _checked(chunk: bytes) -> tuple[int, int, bytes]:
-    """Offset, length and checksum of a valid chunk.
+    def _misplaced(self, offset: int, length: int, received: int) -> str:
+        """Why a chunk does not come next; empty if it does."""
+        if offset != received or offset + length > self._runs.num_bytes:
+            return (
+                f"a chunk covers bytes [{offset}, {offset + length}) of {self._runs.num_bytes}; "
+                f"the next one must start at {received}"
+            )
+        if length % ALIGNMENT_BYTES and offset + length != self._runs.num_bytes:
+            return f"a chunk of {length} bytes ends inside an alignment unit"
+        return ""
 
-    Raises:
-        MalformedChunk: too short, or of another version of hetpipe.
-        DamagedChunk: checksum mismatch.
-    """
-    if len(chunk) <= _HEAD.size:
-        raise MalformedChunk(f"a chunk of {len(chunk)} bytes is too short for its head and payload")
-    magic, zeros, offset, total = _HEAD.unpack_from(chunk)
-    is_whole = checksum(chunk, place=offset, skip=_HEAD.size) == total
+    def _copy(self, chunk: bytes | memoryview, offset: int, pieces: Sequence[ByteRun]) -> tuple[bytes, ...]:
+        """Copy the payload at `offset` of the stream into the buffer; returns what is before, between and after."""
+        address, position, padding = address_of(chunk) + _HEAD.size, _HEAD.size, []
+        for piece in pieces:
+            start = _HEAD.size + piece.stream - offset
+            padding.append(bytes(chunk[position:start]))
+            ctypes.memmove(self._address + piece.buffer, address + piece.stream - offset, piece.num_bytes)
+            position = start + piece.num_bytes
+        return *padding, bytes(chunk[position:])
+
+    def _payload(self, pieces: Sequence[ByteRun], padding: Sequence[bytes]) -> Iterator[bytes | memoryview]:
+        """The copy of a payload."""
+        for piece, before in zip(pieces, padding, strict=False):
+            if before:
+                yield before
+            yield self._memory[piece.buffer : piece.buffer + piece.num_bytes]
+        if padding[-1]:
+            yield padding[-1]
+
+
+def _wrong_head(num_bytes: int, magic: bytes, zeros: int, *, is_whole: bool) -> MalformedChunk | DamagedChunk | None:
+    """The error of a chunk whose head is not of this version, or damaged; None: it is in order."""
     if not is_whole and magic != _MAGIC:
-        raise MalformedChunk(
+        return MalformedChunk(
             f"a chunk begins with {magic!r}, not with {_MAGIC!r}: another version of hetpipe sent it; "
             "run the same version on all machines"
         )
-    if not is_whole or magic != _MAGIC or zeros:
-        raise DamagedChunk(f"a chunk of {len(chunk)} bytes was damaged in transit: its checksum is wrong")
-    return offset, len(chunk) - _HEAD.size, total
+    return _damaged(num_bytes) if not is_whole or magic != _MAGIC or zeros else None
 
 
-def _is_zero_between(chunk: bytes, offset: int, pieces: Sequence[ByteRun]) -> bool:
-    """Whether all bytes outside the pieces, which are not stored, are zero."""
-    position = _HEAD.size
-    for piece in pieces:
-        start = _HEAD.size + piece.stream - offset
-        if chunk.count(0, position, start) != start - position:
-            return False
-        position = start + piece.num_bytes
-    return chunk.count(0, position) == len(chunk) - position
-
-
-def _address_of(data: bytes) -> int:
-    """Memory address of the bytes."""
-    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+def _damaged(num_bytes: int) -> DamagedChunk:
+    return DamagedChunk(f"a chunk of {num_bytes} bytes was damaged in transit: its checksum is wrong")

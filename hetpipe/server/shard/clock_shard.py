@@ -14,6 +14,7 @@ from pathlib import Path
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.elastic.script import member_decisions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
 from hetpipe.decide.sync.records import (
     BarrierRecord,
@@ -26,7 +27,7 @@ from hetpipe.decide.sync.records import (
 )
 from hetpipe.errors import HetpipeError, ProtocolViolation, StaleTerm, StateLost
 from hetpipe.observe.history import HistoryWriter
-from hetpipe.server.decisions_file import append_decision
+from hetpipe.server.decisions_file import append_decision, append_decisions
 from hetpipe.server.shard.buffer_exchange import Attendance
 from hetpipe.server.shard.decision_events import (
     Acknowledged,
@@ -423,12 +424,19 @@ class ClockShard:
             return BarrierDecision(moment, "barrier", "norms", reason, wall)
         return None
 
-    def _log_members(self, record: SegmentRecord) -> None:
-        for vw, squares in self._log.deciding.items():
-            self._history.norms(clock=record.start, vw=vw, layers=list(squares), squares=list(squares.values()))
+    def _file_decisions(self, record: SegmentRecord) -> None:
+        """File what norms have decided at a barrier, and who leaves or comes back there; moves are filed one by one."""
         by_norms = self._decided_by_norms(record)
         if by_norms is not None:
             append_decision(Path(self._run_dir), by_norms)
+        if record.left or any(member.joined for member in record.members):
+            scripted, wall = self._log.config.member_changes, self._clock.wall()
+            append_decisions(Path(self._run_dir), lambda before: member_decisions(record, scripted, before, wall=wall))
+
+    def _log_members(self, record: SegmentRecord) -> None:
+        for vw, squares in self._log.deciding.items():
+            self._history.norms(clock=record.start, vw=vw, layers=list(squares), squares=list(squares.values()))
+        self._file_decisions(record)
         if record.frozen:
             self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
         for member in record.left:

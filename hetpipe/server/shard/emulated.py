@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.values.run import LinkTime
-from hetpipe.wire.call import Calls, Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.call import Calls, Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload
 
 
 def over(shard: Calls, time: LinkTime | None, *, clock: Clock = SYSTEM_CLOCK) -> Calls:
@@ -30,12 +30,12 @@ class DelayedCalls:
         """Implement `Calls.stream`."""
         return self._inner.stream(call, request)
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[Chunk]) -> ReplyT:
         """Implement `Calls.upload`. The delay comes first, as the time for the bytes to arrive."""
         self._clock.sleep(self._time.seconds(call.num_bytes(header)))
         return self._inner.upload(call, header, chunks)
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[Chunk]:
         """Implement `Calls.download`. The delay follows the last chunk; errors are not delayed."""
         started = self._clock.monotonic()
         yield from self._inner.download(call, header)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from hetpipe import failpoints
-from hetpipe.wire.call import Calls, Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.call import Calls, Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload
 from hetpipe.wire.calls import PULL, PUSH, REPORT_STAGED
 
 
@@ -25,7 +25,7 @@ class FailpointCalls:
         """Implement `Calls.stream`."""
         return self._inner.stream(call, request)
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[Chunk]) -> ReplyT:
         """Implement `Calls.upload`."""
         if call.path != PUSH.path:
             return self._inner.upload(call, header, chunks)
@@ -34,7 +34,7 @@ class FailpointCalls:
         failpoints.reach("push.after_reply")
         return reply
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[Chunk]:
         """Implement `Calls.download`."""
         chunks = self._inner.download(call, header)
         return iter(failpoints.passing("pull", chunks)) if call.path == PULL.path else chunks

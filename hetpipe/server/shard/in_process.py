@@ -12,6 +12,7 @@ from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.values.requests import BuffersHeader, Meeting, PullHeader, PushHeader, PushReply, Watermarks
 from hetpipe.values.sync import Progress
 from hetpipe.wire import calls
+from hetpipe.wire.call import Chunk
 from hetpipe.wire.calls import (
     AcknowledgeRequest,
     CheckpointParts,
@@ -36,7 +37,7 @@ def tensor_calls(job_shard: JobShard) -> Handlers:
     """Handlers of slice transfers, for every shard."""
     shard = job_shard.shard
 
-    def push(header: PushHeader, chunks: Iterable[bytes], _: Context) -> PushReply:
+    def push(header: PushHeader, chunks: Iterable[Chunk], _: Context) -> PushReply:
         session = shard.begin_push(header)
         if isinstance(session, Watermarks):
             return PushReply(duplicate=True, marks=session)
@@ -46,7 +47,7 @@ def tensor_calls(job_shard: JobShard) -> Handlers:
         failpoints.reach("push.after_stage")
         return PushReply(duplicate=False, marks=marks)
 
-    def pull(header: PullHeader, _: Context) -> Iterator[bytes]:
+    def pull(header: PullHeader, _: Context) -> Iterator[Chunk]:
         with shard.pull(header) as chunks:
             yield from failpoints.passing("pull", chunks)
 
@@ -120,7 +121,7 @@ class _ClockCalls:
         shard, clock, files = request.shard, request.clock, request.files
         return CheckpointParts(self._job.keeper.report_shard(shard, clock, files, failure=request.failure))
 
-    def push_buffers(self, header: BuffersHeader, chunks: Iterable[bytes], _: Context) -> None:
+    def push_buffers(self, header: BuffersHeader, chunks: Iterable[Chunk], _: Context) -> None:
         self._clock.check_requester(header.requester)
         receiver, buffer = self._job.buffers.receive(header)
         for chunk in chunks:
@@ -128,7 +129,7 @@ class _ClockCalls:
         receiver.finish()
         self._job.buffers.sent(header, buffer)
 
-    def pull_buffers(self, header: BuffersHeader, _: Context) -> Iterator[bytes]:
+    def pull_buffers(self, header: BuffersHeader, _: Context) -> Iterator[Chunk]:
         self._clock.check_requester(header.requester)
         yield from self._job.buffers.stream(header)
 

@@ -43,6 +43,7 @@ from hetpipe.values.ids import JobId, ShardIndex
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
 from hetpipe.values.requests import PullHeader, PushHeader, PushReply
 from hetpipe.weights.allocator import settle_memory
+from hetpipe.wire.call import Chunk
 from hetpipe.wire.coordinator_client import CoordinatorClient
 from hetpipe.wire.limits import Limits
 from hetpipe.wire.listening import is_loopback
@@ -78,12 +79,12 @@ class DelayedShardServer(ShardServer):
         self._longest_seconds = longest_seconds
         self._random = random.Random(seed)  # noqa: S311 - emulation, not a secret
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes], context: Context) -> PushReply:
+    def push(self, header: PushHeader, chunks: Iterable[Chunk], context: Context) -> PushReply:
         """Implement `ShardServer.push`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
         return super().push(header, chunks, context)
 
-    def pull(self, header: PullHeader, context: Context) -> Iterator[bytes]:
+    def pull(self, header: PullHeader, context: Context) -> Iterator[Chunk]:
         """Implement `ShardServer.pull`."""
         SYSTEM_CLOCK.sleep(self._random.random() * self._longest_seconds)
         yield from super().pull(header, context)

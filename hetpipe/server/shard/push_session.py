@@ -9,6 +9,7 @@ from hetpipe.errors import MalformedChunk, NonFiniteUpdate, ProtocolViolation
 from hetpipe.server.shard.chunks import ByteRun, ChunkReceiver, RunMap, stream_parts
 from hetpipe.values.requests import PushHeader, Watermarks
 from hetpipe.weights.flat import FlatBuffer, finite
+from hetpipe.wire.call import Chunk
 
 
 class PushSession:
@@ -44,7 +45,7 @@ class PushSession:
         #: The error that ended this session, once it has ended.
         self._ended: ProtocolViolation | None = None
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: Chunk) -> None:
         """Process the next chunk.
 
         Raises:

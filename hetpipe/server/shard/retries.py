@@ -23,7 +23,7 @@ from hetpipe.errors import Busy, HetpipeError, PeerUnreachable, Unavailable
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.waiting import REPORT_AFTER_SECONDS
 from hetpipe.values.run import StageReport, StageWaiting
-from hetpipe.wire.call import Calls, Download, ReplyT, RequestT, Streaming, Unary, Upload
+from hetpipe.wire.call import Calls, Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload
 
 _log = get_logger(__name__)
 
@@ -229,13 +229,13 @@ class RetryingCalls:
                 newest = resume(newest, reply)
             yield reply
 
-    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[bytes]) -> ReplyT:
+    def upload(self, call: Upload[RequestT, ReplyT], header: RequestT, chunks: Iterable[Chunk]) -> ReplyT:
         """Implement `Calls.upload`."""
         if not call.is_repeatable:
             return self._inner.upload(call, header, chunks)
         return self._state.call(lambda: self._inner.upload(call, header, chunks))
 
-    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[bytes]:
+    def download(self, call: Download[RequestT], header: RequestT) -> Iterator[Chunk]:
         """Implement `Calls.download`; after a disconnect the chunks start over."""
         return self._state.stream(lambda: self._inner.download(call, header))
 

@@ -56,7 +56,7 @@ from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.wire import calls
 from hetpipe.wire.access import caller_of
-from hetpipe.wire.call import ReplyT, Unary
+from hetpipe.wire.call import Chunk, ReplyT, Unary
 from hetpipe.wire.calls import (
     SHARD_SERVICE,
     TENSOR_SERVICE,
@@ -377,7 +377,7 @@ class ShardServer:
         job = self._job(request.job_id, request.term)
         return self._clock_calls(job).invoke(call, request)
 
-    def push(self, header: PushHeader, chunks: Iterable[bytes], context: Context) -> PushReply:
+    def push(self, header: PushHeader, chunks: Iterable[Chunk], context: Context) -> PushReply:
         """Stage slices."""
         job, key = self._job(header.requester.job_id), SegmentKey(header.requester, calls.PUSH.name)
         with self._segments.receiving(key, chunks, context) as found:
@@ -385,7 +385,7 @@ class ShardServer:
         context.add_callback(lambda: failpoints.reach("push.after_reply"))
         return reply
 
-    def pull(self, header: PullHeader, context: Context) -> Iterator[bytes]:
+    def pull(self, header: PullHeader, context: Context) -> Iterator[Chunk]:
         """Chunks of published slices."""
         job, key = self._job(header.requester.job_id), SegmentKey(header.requester, calls.PULL.name)
         return self._segments.sending(key, job.tensors.download(calls.PULL, header), context)

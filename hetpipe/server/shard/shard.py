@@ -28,6 +28,7 @@ from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.requests import PullHeader, PushHeader, Requester, SliceHeader, Watermarks
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
+from hetpipe.wire.call import Chunk
 
 
 @dataclass(slots=True)
@@ -234,7 +235,7 @@ class Shard:
             )
 
     @contextmanager
-    def pull(self, header: PullHeader) -> Iterator[Iterator[bytes]]:
+    def pull(self, header: PullHeader) -> Iterator[Iterator[Chunk]]:
         """Context manager: chunks of the requested slices of w^(clock), which stays alive inside.
 
         Raises:

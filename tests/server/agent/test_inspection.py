@@ -176,6 +176,10 @@ def test_a_model_in_evaluation_mode_is_trained_and_that_is_said(tmp_path: Path) 
             "data.eval: the inputs of a minibatch that begins at position 1 differ between `iterate_from(1)` and",
         ),
         ({"data": {"eval": "tests.models:own_generator"}}, "data.eval: the inputs of one minibatch, read twice"),
+        (
+            {"data": {"train": "tests.models:flipped32"}, "freeze": {"layers": 1, "cache": "on"}},
+            "freeze.cache: is on, but the inputs of one minibatch differ between two passes over data.train",
+        ),
     ],
     ids=[
         "hidden",
@@ -185,6 +189,7 @@ def test_a_model_in_evaluation_mode_is_trained_and_that_is_said(tmp_path: Path) 
         "stream that jumps elsewhere",
         "stream that jumps elsewhere, evaluation",
         "own generator, evaluation",
+        "cache of what never comes back",
     ],
 )
 def test_what_would_train_to_something_else_is_refused(keys: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import xxhash
@@ -34,6 +34,7 @@ from hetpipe.values.run import AgentDevice, AgentInfo
 from hetpipe.values.run_document import RunDocument
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, SyncSpec
+from hetpipe.wire.call import Chunk, joined
 
 JOB = JobId("job")
 DATA = DataSpec(num_samples=1000, batch_size=1, seed=0, epochs=1, total_minibatches=None)
@@ -146,10 +147,10 @@ def plain_checksum(place: int, data: bytes) -> bytes:
     return digest.digest()
 
 
-def decode(chunks: Sequence[bytes], headers: Sequence[SliceHeader]) -> list[Tensor]:
+def decode(chunks: Iterable[Chunk], headers: Sequence[SliceHeader]) -> list[Tensor]:
     """Inverse of `encode`."""
     stream = bytearray()
-    for chunk in chunks:
+    for chunk in map(joined, chunks):
         assert chunk == chunk_of(len(stream), chunk[24:])
         stream += chunk[24:]
     tensors: list[Tensor] = []
@@ -201,7 +202,7 @@ class OneShard:
 
     def pull(self, clock: int, who: Requester | None = None) -> list[Tensor]:
         with self.shard.pull(PullHeader(who or requester(), Clock(clock), self.headers)) as chunks:
-            return decode(list(chunks), self.headers)
+            return decode(chunks, self.headers)
 
     def report(self, who: Requester, wave: int, *, is_empty: bool = False) -> None:
         """Say that a wave is staged; the first stage uses one sample for it."""

@@ -190,7 +190,7 @@ class Cluster:
     def pull(self, clock: int, index: int, who: Requester | None = None) -> list[Tensor]:
         header = PullHeader(who or requester(), Clock(clock), self.headers)
         with self.processes[index].shard.pull(header) as chunks:
-            return decode(list(chunks), self.headers)
+            return decode(chunks, self.headers)
 
     def lines(self, index: int) -> Counter[str]:
         """The history, without pulls."""

@@ -72,7 +72,7 @@ def test_the_result_does_not_depend_on_who_comes_first(order: tuple[int, ...]) -
     buffers = exchange()
     for vw in order:
         send(buffers, vw, buffers_of(vw))
-    mean, count = decode(list(buffers.stream(header(1))), SLICES)
+    mean, count = decode(buffers.stream(header(1)), SLICES)
 
     first, second, third = (buffers_of(vw)[0] for vw in range(3))
     assert torch.equal(mean, ((first + second) + third) * (1.0 / 3))
@@ -85,16 +85,14 @@ def test_equal_buffers_stay_as_they_are(members: int) -> None:
     buffers, own = exchange(members), buffers_of(0)
     for vw in range(members):
         send(buffers, vw, own)
-    assert all(
-        found.equal(value) for found, value in zip(decode(list(buffers.stream(header(0))), SLICES), own, strict=True)
-    )
+    assert all(found.equal(value) for found, value in zip(decode(buffers.stream(header(0)), SLICES), own, strict=True))
 
 
 def test_one_worker_keeps_its_own() -> None:
     buffers = exchange(1)
     send(buffers, 0, buffers_of(0))
 
-    assert torch.equal(decode(list(buffers.stream(header(0))), SLICES)[0], buffers_of(0)[0])
+    assert torch.equal(decode(buffers.stream(header(0)), SLICES)[0], buffers_of(0)[0])
 
 
 def test_who_is_missing_is_named() -> None:
@@ -110,11 +108,11 @@ def test_a_repetition_changes_nothing() -> None:
     send(buffers, 0, buffers_of(8))
     send(buffers, 1, buffers_of(1))
 
-    assert torch.equal(decode(list(buffers.stream(header(0))), SLICES)[0], (buffers_of(0)[0] + buffers_of(1)[0]) * 0.5)
+    assert torch.equal(decode(buffers.stream(header(0)), SLICES)[0], (buffers_of(0)[0] + buffers_of(1)[0]) * 0.5)
 
 
 def read(at: BufferExchange, vw: int, clock: int = 3) -> list[Tensor]:
-    return decode(list(at.stream(header(vw, clock))), SLICES)
+    return decode(at.stream(header(vw, clock)), SLICES)
 
 
 def test_who_leaves_there_counts_in_its_place() -> None:
@@ -265,7 +263,7 @@ def test_stages_with_other_cuts_find_their_part() -> None:
     buffers = exchange(1)
     send(buffers, 0, buffers_of(0))
 
-    assert decode(list(buffers.stream(header(0, slices=SLICES[1:]))), SLICES[1:])[0].tolist() == [-7]
+    assert decode(buffers.stream(header(0, slices=SLICES[1:])), SLICES[1:])[0].tolist() == [-7]
     assert list(buffers.stream(header(0, slices=()))) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,7 @@ from hetpipe.server.shard.chunks import CHUNK_BYTES, ChunkReceiver, RunMap, chun
 from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.requests import SliceHeader
 from hetpipe.weights.flat import FlatBuffer, FlatLayout, aligned
+from hetpipe.wire.call import joined
 from tests.server.shard.builders import chunk_of, decode, encode
 
 CPU = torch.device("cpu")
@@ -134,7 +136,7 @@ class TestRoundTrip:
             stream = list(chunks(sent, case.runs))
         receiver = ChunkReceiver(got, case.runs)
         for chunk in stream:
-            assert len(chunk) <= 24 + chunk_bytes
+            assert len(joined(chunk)) <= 24 + chunk_bytes
             receiver.write(chunk)
         receiver.finish()
 
@@ -153,7 +155,7 @@ class TestRoundTrip:
 
         stream = list(chunks(buffer, case.runs))
 
-        assert stream == encode(tensors)
+        assert [joined(chunk) for chunk in stream] == encode(tensors)
         for found, tensor in zip(decode(stream, case.headers), tensors, strict=True):
             assert torch.equal(found, tensor)
 
@@ -253,6 +255,30 @@ class TestMalformed:
             assert not any(buffer.memory())
             receiver.write(whole)
             receiver.finish()
+
+    @pytest.mark.parametrize("at", ["before", "after"])
+    def test_of_memory_that_another_process_changes_the_copy_counts(
+        self, monkeypatch: pytest.MonkeyPatch, at: str
+    ) -> None:
+        receiver, buffer = self.receiver()
+        shared = memoryview(bytearray(self.chunk(0, self.NUM_BYTES)))
+
+        def copied_while_changed(target: int, source: int, num_bytes: int) -> None:
+            if at == "before":
+                shared[24:] = b"\x02" * self.NUM_BYTES
+            ctypes_memmove(target, source, num_bytes)
+            ctypes.memset(source, 0, num_bytes)
+
+        ctypes_memmove = ctypes.memmove
+        monkeypatch.setattr(ctypes, "memmove", copied_while_changed)
+        if at == "before":
+            with pytest.raises(DamagedChunk):
+                receiver.write(shared)
+            assert not any(buffer.memory())
+        else:
+            receiver.write(shared)
+            receiver.finish()
+            assert all(byte == 1 for view in buffer.views.values() for byte in view.view(torch.uint8))
 
     @pytest.mark.parametrize("length", range(25))
     def test_a_chunk_that_is_too_short_for_its_offset(self, length: int) -> None:

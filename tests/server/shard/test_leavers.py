@@ -22,7 +22,7 @@ from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import PullHeader
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
-from hetpipe.wire.call import Calls
+from hetpipe.wire.call import Calls, Chunk
 from hetpipe.wire.calls import (
     JOIN,
     PUSH,
@@ -130,7 +130,7 @@ def test_a_leaver_that_dies_is_not_waited_for(server: Server, *, restarts: bool)
 class Refusing(MethodCalls):
     """A shard that has read that a virtual worker left."""
 
-    def pull(self, _: PullHeader) -> Iterator[bytes]:
+    def pull(self, _: PullHeader) -> Iterator[Chunk]:
         raise StaleIncarnation("no member any more")
 
 
@@ -140,7 +140,7 @@ class Behind(MethodCalls):
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
 
-    def pull(self, _: PullHeader) -> Iterator[bytes]:
+    def pull(self, _: PullHeader) -> Iterator[Chunk]:
         if self._clock.monotonic() < 60.0:
             raise ClockNotPublished("the newest is 2")
         raise ClockFreed("it was published, and is gone")

@@ -138,7 +138,7 @@ class Processes:
 
     def pull(self, clock: int, index: int) -> list[torch.Tensor]:
         header = PullHeader(requester(), Clock(clock), self.headers)
-        return patiently(lambda: decode(list(self.shards[index].download(PULL, header)), self.headers))
+        return patiently(lambda: decode(self.shards[index].download(PULL, header), self.headers))
 
     def wait_published(self, clock: int) -> None:
         for index in range(2):

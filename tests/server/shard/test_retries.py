@@ -34,7 +34,7 @@ from hetpipe.values.requests import PullHeader, PushReply, SliceHeader, Watermar
 from hetpipe.values.run import StageReport, StageWaiting
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 from hetpipe.wire import calls
-from hetpipe.wire.call import Call, Download, Streaming, Unary, Upload
+from hetpipe.wire.call import Call, Chunk, Download, Streaming, Unary, Upload
 from hetpipe.wire.calls import FollowLogRequest, LogRecords
 from tests.server.shard.builders import headers_of, push_header, requester, slices_of
 from tests.support.fake_clock import FakeClock
@@ -156,17 +156,17 @@ class BreakingShard(MethodCalls):
 
     def __init__(self, breaks: int) -> None:
         self.breaks = breaks
-        self.pushed: list[list[bytes]] = []
-        self.chunks: Callable[[], Iterable[bytes]] = lambda: [b"a", b"b", b"c"]
+        self.pushed: list[list[Chunk]] = []
+        self.chunks: Callable[[], Iterable[Chunk]] = lambda: [b"a", b"b", b"c"]
         self.closed = False
 
-    def push(self, header: object, chunks: Iterable[bytes]) -> PushReply:
+    def push(self, header: object, chunks: Iterable[Chunk]) -> PushReply:
         for count, _chunk in enumerate(chunks):
             self._break(count)
         self.pushed.append(list(chunks))
         return REPLY
 
-    def pull(self, header: object) -> Iterator[bytes]:
+    def pull(self, header: object) -> Iterator[Chunk]:
         for count, chunk in enumerate(self.chunks()):
             self._break(count)
             yield chunk
@@ -229,7 +229,7 @@ class BreakingClock:
             raise GONE
         return call.name
 
-    def upload(self, call: Call, header: object, _: Iterable[bytes]) -> Any:
+    def upload(self, call: Call, header: object, _: Iterable[Chunk]) -> Any:
         return self.invoke(call, header)
 
     def download(self, call: Call, header: object) -> Any:
@@ -279,13 +279,13 @@ class ForgetfulClock(MethodCalls):
     """A clock shard that waits for others' buffers for a while, then is started again without what it had."""
 
     def __init__(self) -> None:
-        self.pushed: list[list[bytes]] = []
+        self.pushed: list[list[Chunk]] = []
         self.asked = 0
 
-    def push_buffers(self, header: object, chunks: Iterable[bytes]) -> None:
+    def push_buffers(self, header: object, chunks: Iterable[Chunk]) -> None:
         self.pushed.append(list(chunks))
 
-    def pull_buffers(self, header: object) -> Iterator[bytes]:
+    def pull_buffers(self, header: object) -> Iterator[Chunk]:
         self.asked += 1
         if self.asked == 100:
             raise BuffersMissing("buffer b of virtual worker 0 is missing here at clock 3")

@@ -107,10 +107,9 @@ class Rotating:
 
     def pulled(self, clock: int) -> list[torch.Tensor] | None:
         try:
-            chunks = list(self.shard.download(PULL, PullHeader(requester(), Clock(clock), self.headers)))
+            return decode(self.shard.download(PULL, PullHeader(requester(), Clock(clock), self.headers)), self.headers)
         except ClockNotPublished:
             return None
-        return decode(chunks, self.headers)
 
     def close(self) -> None:
         self.shard.close()

@@ -147,7 +147,7 @@ class Job:
 
     def pull(self, clock: int, shard: int, who: Requester | None = None) -> Tensor:
         stream = self.shards[shard].download(PULL, PullHeader(who or requester(), Clock(clock), self.slice(shard)))
-        return decode(list(stream), self.slice(shard))[0]
+        return decode(stream, self.slice(shard))[0]
 
     def begin(self) -> None:
         """Everyone joins, and zeros become w^(0)."""
@@ -328,7 +328,7 @@ class TestCalls:
         with pytest.raises(ClockNotPublished, match=r"virtual workers \[1\]"):
             list(begun.clock.download(PULL_BUFFERS, headers[0]))
         begun.clock.upload(PUSH_BUFFERS, headers[1], encode([torch.tensor([3.0, 2.0, 0.0]), torch.tensor([4])]))
-        mean, count = decode(list(begun.clock.download(PULL_BUFFERS, headers[0])), slices)
+        mean, count = decode(begun.clock.download(PULL_BUFFERS, headers[0]), slices)
 
         assert (mean.tolist(), count.tolist()) == ([2.0, 2.0, 1.5], [5])
         with pytest.raises(SliceMismatch):

@@ -90,7 +90,7 @@ class Box:
 
     def pull(self, clock: int, *, over_grpc: bool = False) -> list[torch.Tensor]:
         calls = self.grpc if over_grpc else self.shard
-        return decode(list(calls.download(PULL, PullHeader(requester(), Clock(clock), self.headers))), self.headers)
+        return decode(calls.download(PULL, PullHeader(requester(), Clock(clock), self.headers)), self.headers)
 
     def close(self) -> None:
         self.shard.close()

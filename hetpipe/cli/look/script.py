@@ -1,0 +1,51 @@
+"""`hetpipe script`: what a run has decided, in the form in which a job states it (plan-versions.md §6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from hetpipe.cli.options import Json, RunDir, RunsDir
+from hetpipe.decide.elastic.script import script_of
+from hetpipe.job.model import Job
+from hetpipe.runs.outcome import ExitStatus, Output
+from hetpipe.runs.run_folder import RUNS, find_run
+from hetpipe.runs.shell import Shell
+from hetpipe.server.decisions_file import read_decisions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Show what a run has decided, as a script for a job. With it a deterministic run repeats the bits."""
+
+    run_dir: RunDir = None
+    runs_dir: RunsDir = RUNS
+    as_json: Json = False
+
+
+def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
+    """Print the script of the job, and what the run has decided besides."""
+    folder = find_run(options.run_dir, runs_dir=options.runs_dir)
+    job = folder.read_job()
+    lines = (*job.elastic.script, *script_of(read_decisions(folder.path)))
+    script = [line.model_dump(mode="json", exclude_none=True) for line in lines]
+    output.answer({"script": script}, *_text(job, script))
+    return ExitStatus.OK
+
+
+def _text(job: Job, script: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The section of the job file, and what else the job needs."""
+    if not script:
+        yield "# the run has decided nothing so far, and its job has no script"
+        return
+    if job.has_shards and not job.sync.deterministic:
+        yield "# the bits are repeated by a job with sync.deterministic only"
+    if job.freeze.alpha is not None:
+        yield "# without freeze.alpha, freeze.every and freeze.waves of the job: the script has what norms decided"
+    yield "elastic:"
+    yield "  script:"
+    for line in script:
+        yield "    - " + yaml.safe_dump(line, default_flow_style=True, sort_keys=False, width=1 << 20).rstrip()

@@ -1,0 +1,95 @@
+"""What a run has decided is printed as the script of a job that repeats it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hetpipe.cli.app import app
+from hetpipe.job.model import Job
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.server.decisions_file import append_decision
+from hetpipe.values.decisions import (
+    DecisionLine,
+    DecisionMoment,
+    FreezeDecision,
+    MemberDecision,
+    MoveDecision,
+    MoveJudgement,
+)
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from tests.numerics.compare import Case
+
+VW = VirtualWorkerIndex(1)
+
+
+def at(clock: int) -> DecisionMoment:
+    return DecisionMoment(Clock(clock))
+
+
+DECISIONS: tuple[DecisionLine, ...] = (
+    MoveDecision(at(3), "move", VW, (4, 1), 1, "straggler", "it is slow", 1.9, 0.0),
+    MemberDecision(at(5), "drop", VW, "drain", "it was drained", 0.0),
+    MoveJudgement("judge", VW, 1, 2.0, "it helped", 0.0),
+    FreezeDecision(at(5), "freeze", 2, "norms", "norms of gradients", 0.0),
+    MemberDecision(at(9), "add", VW, "drain", "it came back after it was drained", 0.0),
+)
+
+
+def shown(folder: Path, what: Case, decisions: tuple[DecisionLine, ...] = DECISIONS) -> tuple[str, Any]:
+    """Standard output of `hetpipe script`, and its JSON."""
+    RunFolder(folder).write_job(what.job())
+    for line in decisions:
+        append_decision(folder, line)
+    text = CliRunner().invoke(app, ["script", str(folder)])
+    told = CliRunner().invoke(app, ["script", str(folder), "--json"])
+    assert text.exit_code == told.exit_code == 0, text.output
+    return text.stdout, json.loads(told.stdout)
+
+
+def test_decisions_of_a_run_are_a_section_of_a_job(tmp_path: Path) -> None:
+    what = Case(workers=2, stages=[[2, 3]] * 2, minibatches=40, deterministic=False)
+    text, told = shown(tmp_path, what)
+    assert text.splitlines() == [
+        "# the bits are repeated by a job with sync.deterministic only",
+        "elastic:",
+        "  script:",
+        "    - {at: {clock: 3}, do: move, vw: 1, stages: [4, 1]}",
+        "    - {at: {clock: 5}, do: freeze, layers: 2}",
+        "    - {at: {clock: 5}, do: drop, vw: 1}",
+        "    - {at: {clock: 9}, do: add, vw: 1}",
+    ]
+    assert yaml.safe_load(text)["elastic"] == told
+    again = Job.model_validate(what.job().model_dump(mode="json") | {"elastic": told})
+    assert [line.do for line in again.elastic.script] == ["move", "freeze", "drop", "add"]
+
+
+def test_the_script_of_the_job_comes_first(tmp_path: Path) -> None:
+    what = Case(workers=2, stages=[[2, 3]] * 2, minibatches=40, moves=((2, 0, (3, 2)),))
+    _, told = shown(tmp_path, what, DECISIONS[1:2])
+    assert [(line["do"], line["vw"]) for line in told["script"]] == [("move", 0), ("drop", 1)]
+
+
+@pytest.mark.parametrize(
+    ("what", "decisions", "comment"),
+    [
+        (Case(minibatches=8), (), "# the run has decided nothing so far, and its job has no script"),
+        (
+            Case(minibatches=8, freeze={"waves": 2, "alpha": "1/3"}),
+            DECISIONS,
+            "# without freeze.alpha, freeze.every and freeze.waves of the job: the script has what norms decided",
+        ),
+    ],
+    ids=["nothing", "norms"],
+)
+def test_what_the_job_needs_besides(
+    what: Case, decisions: tuple[DecisionLine, ...], comment: str, tmp_path: Path
+) -> None:
+    text, told = shown(tmp_path, what, decisions)
+    assert comment in text.splitlines()[:2]
+    assert bool(told["script"]) == bool(decisions)
