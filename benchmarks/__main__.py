@@ -9,6 +9,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -19,12 +20,14 @@ from benchmarks import (
     data,
     frozen_cache,
     gpu,
+    headline,
     host_memory,
     link,
     memory_policies,
     memory_search,
     models,
     moves,
+    paper,
     partitions,
     pipeline,
     planner,
@@ -44,7 +47,12 @@ from hetpipe.clock import SYSTEM_CLOCK
 ROUNDS = sized(5, 1)
 
 
+#: Title → figures, as printed.
+_said: dict[str, Any] = {}
+
+
 def _say(title: str, figures: Mapping[str, Any] | Sequence[Any]) -> None:
+    _said[title.strip()] = figures
     sys.stdout.write(f"\n{title}\n{json.dumps(figures, indent=1, ensure_ascii=False)}\n")
     sys.stdout.flush()
 
@@ -228,8 +236,25 @@ def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     return {f"auto / off, {name}": found["auto / off"] for name, found in figures.items()}
 
 
+def _headline(_: int) -> Mapping[str, Any]:
+    ratios = {}
+    _say("(w) the paper's cluster, emulated", {"times slower": paper.SECONDS, "minibatches": paper.NUM_MINIBATCHES})
+    for model in headline.MODELS:
+        found = {}
+        for name, one in headline.measure(model):
+            found[name] = one
+            sys.stderr.write(f"{model}, {name}: {one.measured:.0f} samples/s, {one.simulated:.0f} simulated\n")
+        _say(f"    {model}, samples per second, seconds and shares of time", headline.table(found))
+        _said[f"{model}, seconds and loss"] = headline.curves(found)  # long: for pictures
+        nodes = headline.whimpy_nodes(model)
+        _say(f"    {model}, simulated samples per second, node by node", nodes)
+        _say(f"    {model}, beside the paper", headline.verdict(model, found, nodes))
+        ratios[model] = {name: {"simulated / measured": one.simulated_of_measured} for name, one in found.items()}
+    return ratios
+
+
 def _thousand(rounds: int) -> Mapping[str, Any]:
-    _say(f"(w) stages on one clock shard, {thousand.NUM_SHARDS} shards, {thousand.NUM_WAVES} waves", thousand.measure())
+    _say(f"(x) stages on one clock shard, {thousand.NUM_SHARDS} shards, {thousand.NUM_WAVES} waves", thousand.measure())
     found = [thousand.calls() for _ in range(rounds)]
     medians = {name: statistics.median(one[name] for one in found) for name in found[0]}
     _say("    calls per second for the clocks of a job", medians)
@@ -258,6 +283,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "partitions": _partitions,
     "moves": _moves,
     "frozen-cache": _frozen_cache,
+    "headline": _headline,
     "thousand": _thousand,
     "gpu": _gpu,
 }
@@ -273,6 +299,7 @@ def main(
     record: Annotated[
         bool, typer.Option("--record", help="Keep the ratios in benchmarks/ratios.jsonl and docs/benchmarks.md.")
     ] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all that is printed to this file.")] = None,
 ) -> None:
     """Measure every figure of docs/benchmarks.md, or some parts, and print medians and ratios."""
     if record and (smoke or is_smoke()):
@@ -280,7 +307,7 @@ def main(
     if smoke and not is_smoke():
         # Anew, so that every module of this process and of those that it starts has the sizes of a smoke run.
         os.environ[SMOKE] = "1"
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *(parts or ())])  # noqa: S606 - itself
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])  # noqa: S606 - itself
     unknown = sorted(set(parts or ()) - set(PARTS))
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
@@ -293,6 +320,8 @@ def main(
             today = datetime.fromtimestamp(SYSTEM_CLOCK.wall(), UTC).date().isoformat()
             records.keep(records.record_of(name, ratios, rounds=rounds, date=today))
             records.PAGE.write_text(records.with_ratios(records.PAGE.read_text(), records.kept()))
+        if json_path is not None:
+            json_path.write_text(json.dumps(_said, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -115,9 +115,12 @@ def exchange_seconds() -> float:
     case = Case("NP", 0, num_waves=NUM_CALIBRATION_WAVES)
     run_dir, _, _ = train(case.job())
     simulated = _simulated(read_document(PlanDocument, run_dir / "forecast.json"), case, 0.0)
-    trace = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
-    measured = median(_round_trips(_traced(trace)))
-    return max(0.0, measured - median(_round_trips(_transfers(simulated))))
+    return beyond_links(json.loads((run_dir / "trace.json").read_text())["traceEvents"], simulated)
+
+
+def beyond_links(trace: Iterable[Mapping[str, Any]], simulated: SimulationResult) -> float:
+    """How many seconds longer a round trip to the shards took in a run than in its simulation, in the median."""
+    return max(0.0, median(_round_trips(_traced(trace))) - median(_round_trips(_transfers(simulated))))
 
 
 def _traced(trace: Iterable[Mapping[str, Any]]) -> Iterator[_Transfer]:

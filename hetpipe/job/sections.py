@@ -559,8 +559,8 @@ class ClusterSection(Section):
     must fit into that type's memory according to the planner's memory model.
     """
     emulate_links: bool = Field(default=False, validate_default=True)
-    """With `emulate`: transfers between stages and to shards take the time of their link in `file`; flows do not share
-    bandwidth.
+    """With `emulate`: transfers between stages and to shards take the time of their link in `file`, and an all-reduce
+    that of a ring over the slowest link of its devices; flows do not share bandwidth.
     """
     host_bytes_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False, examples=[16e9])
     """Emulated speed of the link between each CPU device and host memory, both directions together, over which

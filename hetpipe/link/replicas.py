@@ -17,6 +17,7 @@ from torch import Tensor
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, UserError
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.run import LinkTime
 
 if TYPE_CHECKING:  # torch.distributed has these names, but only its C++ module has their types
     from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
@@ -27,13 +28,33 @@ else:
 class DistributedReplicas:
     """The same stage of several virtual workers, over one process group."""
 
-    def __init__(self, group: ProcessGroup, who: str) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        who: str,
+        pace: LinkTime | None = None,
+        *,
+        sleep: Callable[[float], None] = SYSTEM_CLOCK.sleep,
+    ) -> None:
+        """Use a group.
+
+        Args:
+            group: of all replicas.
+            who: for errors.
+            pace: emulation: a sum takes the time of a ring over this link.
+            sleep: waits so many seconds.
+        """
         self._group = group
         self._who = who
+        self._pace = pace
+        self._sleep = sleep
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Sum the tensors over all replicas, in place."""
         self._on_flat(tensors, lambda flat: self._group.allreduce([flat]), "to add up gradients")
+        if self._pace is not None:
+            num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+            self._sleep(self._pace.ring_seconds(num_bytes, self._group.size()))
 
     def copy_first_(self, tensors: Sequence[Tensor]) -> None:
         """Copy the tensors of the first replica to all others, in place."""
@@ -90,7 +111,7 @@ class ReplicaGroups:
             self._group = None
 
 
-def connect_replicas(
+def connect_replicas(  # noqa: PLR0913 - all that replicas agree on, and their emulation
     store: Store,
     *,
     stage: int,
@@ -100,6 +121,7 @@ def connect_replicas(
     device: torch.device,
     stall_seconds: float,
     start: int = 0,
+    pace: LinkTime | None = None,
 ) -> DistributedReplicas:
     """Join the group of `stage` of some virtual workers; each of them calls this with the same store.
 
@@ -112,6 +134,7 @@ def connect_replicas(
         device: device of the gradients.
         stall_seconds: maximum wait for another replica, now and in every call.
         start: of the segment that it is for.
+        pace: see `DistributedReplicas`.
 
     Raises:
         DeadlineExceeded: another replica did not join in time.
@@ -124,8 +147,8 @@ def connect_replicas(
     began = SYSTEM_CLOCK.monotonic()
     try:
         if have_own_gpus(shared, rank, size, device, timeout):
-            return DistributedReplicas(_nccl(shared, rank, size, timeout), who)
-        return DistributedReplicas(_gloo(shared, rank, size, timeout, host), who)
+            return DistributedReplicas(_nccl(shared, rank, size, timeout), who, pace)
+        return DistributedReplicas(_gloo(shared, rank, size, timeout, host), who, pace)
     except RuntimeError as error:
         elapsed = SYSTEM_CLOCK.monotonic() - began
         raise _lost(error, f"{who} waited {elapsed:.1f} s", "to connect") from error

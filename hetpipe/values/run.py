@@ -43,9 +43,17 @@ class LinkTime:
     latency_seconds: float
     bytes_per_second: float
 
-    def seconds(self, num_bytes: int) -> float:
+    def seconds(self, num_bytes: float) -> float:
         """Duration of one transfer."""
         return self.latency_seconds + num_bytes / self.bytes_per_second
+
+    def ring_seconds(self, num_bytes: int, members: int) -> float:
+        """Duration of a ring all-reduce: 2(G − 1) rounds, each of 1/G of the bytes.
+
+        >>> LinkTime(latency_seconds=0.001, bytes_per_second=1e6).ring_seconds(4000, 2)
+        0.006
+        """
+        return 2 * (members - 1) * self.seconds(num_bytes / members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class StageEmulation:
     downstream: LinkTime | None = None
     shards: tuple[LinkTime | None, ...] = ()
     """The link to each shard; empty: not emulated."""
+    replicas: LinkTime | None = None
+    """The slowest link between the same stages of all virtual workers, which make a ring (`sync: allreduce`)."""
 
     def forward_of(self, first_layer: int, last_layer: int) -> float:
         """Seconds of a forward through layers [first_layer, last_layer)."""

@@ -21,6 +21,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, UserError
 from hetpipe.link.gloo import connect_rendezvous, serve_rendezvous
 from hetpipe.link.replicas import DistributedReplicas, connect_replicas, have_own_gpus
+from hetpipe.values.run import LinkTime
 from tests.support.forked import fork_server_context
 from tests.support.link_contract import in_thread
 
@@ -90,6 +91,16 @@ def test_the_sum_is_the_same_bits_on_every_replica() -> None:
 
     in_replicas(3, body)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_an_emulated_sum_takes_the_time_of_its_ring() -> None:
+    slept: list[float] = []
+
+    done = SimpleNamespace(wait=lambda: True)
+    group: Any = SimpleNamespace(allreduce=lambda _: done, size=lambda: 4)
+    replicas = DistributedReplicas(group, "a stage", LinkTime(0.01, 1000.0), sleep=slept.append)
+    replicas.sum_([torch.zeros(30), torch.zeros(5, dtype=torch.float64)])
+    assert slept == [pytest.approx(6 * (0.01 + 0.04))], "160 bytes of both dtypes in 6 rounds of a quarter"
 
 
 def test_the_first_ones_weights_are_copied_bit_for_bit() -> None:

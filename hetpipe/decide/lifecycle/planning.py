@@ -349,8 +349,17 @@ def _emulations(
     job: Job, costs: Costs, stages: Sequence[Sequence[EmulatedStage]], shard_nodes: Sequence[str]
 ) -> tuple[tuple[StageEmulation, ...], ...]:
     cluster = job.cluster
+    has_replicas = job.sync.traits.averages_gradients and len(stages) > 1
+    replicas = [[stage.device for stage in same] for same in zip(*stages, strict=True)] if has_replicas else []
     return tuple(
-        emulations(costs, played, shard_nodes, with_links=cluster.emulate_links, stragglers=cluster.stragglers)
+        emulations(
+            costs,
+            played,
+            shard_nodes,
+            with_links=cluster.emulate_links,
+            stragglers=cluster.stragglers,
+            replicas=replicas,
+        )
         for played in stages
     )
 

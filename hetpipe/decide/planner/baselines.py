@@ -12,6 +12,7 @@ from hetpipe.decide.planner.costs import Costs
 from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.quantities import bytes_text
+from hetpipe.values.run import LinkTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,8 @@ def ring_ms(parameter_bytes: int, num_devices: int, slowest: LinkSpec) -> float:
     >>> ring_ms(4000, 2, LinkSpec(bandwidth_bytes_per_second=1e6, latency_seconds=0.001))
     6.0
     """
-    rounds = 2 * (num_devices - 1)
-    moved_seconds = rounds / num_devices * parameter_bytes / slowest.effective_bytes_per_second
-    return 1000.0 * (moved_seconds + rounds * slowest.latency_seconds)
+    link = LinkTime(slowest.latency_seconds, slowest.effective_bytes_per_second)
+    return 1000.0 * link.ring_seconds(parameter_bytes, num_devices)
 
 
 def slowest_link(costs: Costs, devices: Sequence[DeviceId]) -> LinkSpec:

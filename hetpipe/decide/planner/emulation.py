@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hetpipe.decide.planner.baselines import slowest_link
 from hetpipe.decide.planner.costs import Costs, milliseconds
-from hetpipe.values.cluster import node_of
+from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.run import LinkTime, StageEmulation
 
@@ -27,6 +28,7 @@ def emulations(
     *,
     with_links: bool,
     stragglers: Mapping[str, float] | None = None,
+    replicas: Sequence[Sequence[DeviceId]] = (),
 ) -> tuple[StageEmulation, ...]:
     """The emulation of each stage of one virtual worker.
 
@@ -37,6 +39,7 @@ def emulations(
         with_links: whether transfers take their links' times as well; a shard on a stage's own node is reached over the
             link within the node, as in the simulator.
         stragglers: device → slowdown factor relative to its profile.
+        replicas: the devices with which each stage averages gradients, its own included; empty if it does not.
     """
     nodes = [node_of(stage.device) for stage in stages]
     return tuple(
@@ -46,6 +49,7 @@ def emulations(
             upstream=_link(costs, nodes[index], nodes[index - 1]) if with_links and index > 0 else None,
             downstream=_link(costs, nodes[index], nodes[index + 1]) if with_links and index + 1 < len(nodes) else None,
             shards=tuple(_link(costs, nodes[index], shard) for shard in shard_nodes) if with_links else (),
+            replicas=_time(slowest_link(costs, replicas[index])) if with_links and replicas else None,
         )
         for index, stage in enumerate(stages)
         for ticks in ([_ticks(costs, stage, layer) for layer in range(costs.num_layers)],)
@@ -65,5 +69,8 @@ def _seconds(ticks: int) -> float:
 
 
 def _link(costs: Costs, node: str, other: str) -> LinkTime:
-    link = costs.cluster.link(node, other)
+    return _time(costs.cluster.link(node, other))
+
+
+def _time(link: LinkSpec) -> LinkTime:
     return LinkTime(link.latency_seconds, link.effective_bytes_per_second)

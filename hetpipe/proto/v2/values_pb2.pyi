@@ -57,18 +57,20 @@ class ShardLinkTime(_message.Message):
     def __init__(self, time: _Optional[_Union[LinkTime, _Mapping]] = ...) -> None: ...
 
 class StageEmulation(_message.Message):
-    __slots__ = ("forward_seconds", "backward_seconds", "upstream", "downstream", "shards")
+    __slots__ = ("forward_seconds", "backward_seconds", "upstream", "downstream", "shards", "replicas")
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     forward_seconds: _containers.RepeatedScalarFieldContainer[float]
     backward_seconds: _containers.RepeatedScalarFieldContainer[float]
     upstream: LinkTime
     downstream: LinkTime
     shards: _containers.RepeatedCompositeFieldContainer[ShardLinkTime]
-    def __init__(self, forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., upstream: _Optional[_Union[LinkTime, _Mapping]] = ..., downstream: _Optional[_Union[LinkTime, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardLinkTime, _Mapping]]] = ...) -> None: ...
+    replicas: LinkTime
+    def __init__(self, forward_seconds: _Optional[_Iterable[float]] = ..., backward_seconds: _Optional[_Iterable[float]] = ..., upstream: _Optional[_Union[LinkTime, _Mapping]] = ..., downstream: _Optional[_Union[LinkTime, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[ShardLinkTime, _Mapping]]] = ..., replicas: _Optional[_Union[LinkTime, _Mapping]] = ...) -> None: ...
 
 class WorkerEmulation(_message.Message):
     __slots__ = ("stages",)

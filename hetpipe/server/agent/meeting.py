@@ -208,6 +208,7 @@ class _StageMeeting:
                 device=torch.device(self._config.device.torch_device),
                 stall_seconds=STALL_SECONDS,
                 start=start,
+                pace=None if self._config.emulation is None else self._config.emulation.replicas,
             )
 
         groups = ReplicaGroups(connect)

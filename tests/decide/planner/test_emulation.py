@@ -42,6 +42,14 @@ def test_links_are_those_between_the_nodes(costs: Costs) -> None:
     assert (second.upstream, second.downstream, second.shards) == (INTER, None, (INTER, INTRA))
 
 
+def test_replicas_make_a_ring_over_the_slowest_link_among_them(costs: Costs) -> None:
+    across, within = [DeviceId("n0/1"), DeviceId("n1/0")], [DeviceId("n0/0"), DeviceId("n0/1")]
+    first, second = emulations(costs, STAGES, [], with_links=True, replicas=[across, within])
+    assert (first.replicas, second.replicas) == (INTER, INTRA)
+    unlinked, _ = emulations(costs, STAGES, [], with_links=False, replicas=[across, within])
+    assert unlinked.replicas is None
+
+
 def test_one_stage_has_no_neighbours(costs: Costs) -> None:
     (only,) = emulations(costs, [EmulatedStage(DeviceId("n0/0"), 0, 2)], ["n1"], with_links=True)
     assert (only.forward_of(0, 2), only.backward_of(0, 2)) == (0.002, 0.004)
