@@ -22,6 +22,7 @@ from hetpipe.comparison.view import PolicySummary, summaries_of
 from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.sync.division import Block
 from hetpipe.decide.sync.segment import ScriptedChanges, first_progress, planned_segments, wave_change_at
+from hetpipe.errors import JobError
 from hetpipe.job.file import Job, load_job
 from hetpipe.model.packed import unpack
 from hetpipe.pipeline.callables import MapDataset, build_train_data, check_not_importing, epoch_order
@@ -275,6 +276,10 @@ def minibatch(
 
 def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
     """The sample indices of a minibatch, and its epoch (from 0)."""
+    if job.data.division == "by_node":
+        raise JobError(
+            "data.division: is by_node, so that the samples of a minibatch depend on the nodes of a run; give `indices`"
+        )
     count = job.num_ever
     if not 0 <= vw < count:
         raise LookupError(f"there is no virtual worker {vw}; the job has {count}, numbered from 0")

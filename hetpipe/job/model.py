@@ -450,9 +450,9 @@ class Job(Section):
         """Whether parameter servers hold the weights; under `none` and `allreduce` only the stages do."""
         return self.sync.traits.has_shards
 
-    def data_spec(self, num_samples: int) -> DataSpec:
-        """The data specification for a training set of `num_samples` samples."""
-        return DataSpec(num_samples, self.batch_size, self.seed, self.epochs, self.total_minibatches)
+    def data_spec(self, num_samples: int, homes: tuple[int, ...] = ()) -> DataSpec:
+        """The data specification for a training set of `num_samples` samples, which may belong to nodes."""
+        return DataSpec(num_samples, self.batch_size, self.seed, self.epochs, self.total_minibatches, homes)
 
     def emulated_devices(self, num_more: int = 0) -> tuple[DeviceConfig, ...]:
         """The emulated device of every stage of the run, in the order of assignment.

@@ -238,6 +238,11 @@ class DataSection(Section):
     texts. With arguments, `{call: module:callable, args: {…}}` is called once and returns that function. None: the
     samples are stacked.
     """
+    division: Literal["any_node", "by_node"] = "any_node"
+    """Whether a sample is dealt to any virtual worker in each epoch, or, `by_node`, to those whose first stages are on
+    one node, always the same: for a cache behind frozen layers (`freeze.cache`), which each node has for itself. Needs
+    `shuffle`.
+    """
     num_workers: Annotated[int, Field(ge=0, le=MAX_DATA_WORKERS)] = Field(default=0, examples=[4])
     """Worker processes that read ahead, for each of the first and the last stage of a virtual worker; 0: these stages
     read a minibatch themselves when they need it. The number does not change what is computed.
@@ -253,6 +258,16 @@ class DataSection(Section):
     def is_shuffled(self) -> bool:
         """Whether samples are dealt in a random order, rather than in one that the job states."""
         return self.shuffle and self.sampler is None
+
+    @field_validator("division")
+    @classmethod
+    def _of_shuffled(cls, division: str, info: ValidationInfo) -> str:
+        if division == "by_node" and (info.data.get("shuffle") is False or info.data.get("sampler") is not None):
+            raise ValueError(
+                "is by_node, which shuffles the samples of each node, but `shuffle: false` or `sampler` states their "
+                "order; remove one of the two"
+            )
+        return division
 
     @field_validator("eval_length")
     @classmethod

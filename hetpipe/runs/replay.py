@@ -44,7 +44,7 @@ from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import run_folders
 from hetpipe.values.storage_url import is_url
 from hetpipe.values.suggest import join_names
-from hetpipe.values.sync import Progress
+from hetpipe.values.sync import DataSpec, Progress
 
 #: Calls the computation, possibly under a debugger.
 Around = Callable[[Callable[[], "Replayed"]], "Replayed"]
@@ -200,7 +200,9 @@ def _barrier_of(
     found = []
     for where, checkpoint, progress in _known(run_dir, job, len(dataset), restored_from):
         plan: Plan = wire.from_json(Plan, (where / "plan.json").read_bytes())
-        known = _with_known_weights(job, len(dataset), vw, len(plan.virtual_workers[vw].stages), progress, order_of)
+        homes = json.loads((where / "facts.json").read_bytes()).get("homes", ())
+        data = job.data_spec(len(dataset), tuple(homes))
+        known = _with_known_weights(job, data, vw, len(plan.virtual_workers[vw].stages), progress, order_of)
         if known is not None:
             origin, planned, epoch = known
             blocks = _committed(where, vw, progress.clock, job.batch_size, len(planned)) or planned
@@ -248,7 +250,7 @@ def _committed(where: Path, vw: VirtualWorkerIndex, wave: int, batch_size: int, 
 
 def _with_known_weights(
     job: Job,
-    num_samples: int,
+    data: DataSpec,
     vw: VirtualWorkerIndex,
     num_stages: int,
     progress: Progress,
@@ -262,7 +264,7 @@ def _with_known_weights(
     origin = waves[vw].origin if vw in waves else progress.clock * n
     segments = planned_segments(
         progress,
-        job.data_spec(num_samples),
+        data,
         per_wave=per_wave,
         checkpoint_every_waves=job.checkpoint.every_waves,
         plan_clocks=job.elastic.clocks,

@@ -106,6 +106,8 @@ class StageConfig:
     shard_ids: tuple[str, ...] = ()
     """Member id per shard, which with TLS each must prove; empty where it is not needed."""
     emulation: StageEmulation | None = None
+    homes: tuple[int, ...] = ()
+    """Of the run's data specification."""
 
 
 @dataclass(frozen=True, slots=True)

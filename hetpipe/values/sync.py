@@ -100,6 +100,8 @@ class DataSpec:
     """Passes over the data, or None when `total_minibatches` bounds the run."""
     total_minibatches: int | None
     """Minibatches of the whole run, over all virtual workers; None when `epochs` bounds it."""
+    homes: tuple[int, ...] = ()
+    """Where samples belong to nodes: number of the node of each virtual worker's first stage, in index order."""
 
 
 def layer_counts(bounds: tuple[int, ...]) -> tuple[int, ...]:

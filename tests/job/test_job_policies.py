@@ -545,6 +545,11 @@ class TestReadingAhead:
             "data.sampler: is given beside `shuffle: false`, and both state the order of the samples; remove one",
         )
 
+    @pytest.mark.parametrize("order", [{"shuffle": False}, {"sampler": "model:by_length"}])
+    def test_samples_of_nodes_are_shuffled(self, order: dict[str, Any]) -> None:
+        (problem,) = problems(data={**MINIMAL["data"], **order, "division": "by_node"})
+        assert problem.startswith("data.division: is by_node, which shuffles the samples of each node, but ")
+
     def test_too_many(self) -> None:
         (problem,) = problems(data={**MINIMAL["data"], "num_workers": 257, "prefetch_factor": 2})
         assert problem.startswith("data.num_workers: ")

@@ -272,7 +272,7 @@ def test_what_belongs_to_all_samples_is_read_with_them(tmp_path: Path) -> None:
     with_cache, without = map(trained, folders.values())
     (kept,) = {line["computed"][1] for line in crossings(folders["on"]) if line["kept"]}
     # The samples, those of the four short minibatches apart, as the number of samples counts, and the angles.
-    assert len(list((folders["on"] / "cache").glob(f"*/{kept}/*"))) == 46 + 4 * 4 + 1
+    assert len(list((folders["on"] / "cache").glob(f"n0/*/{kept}/*"))) == 46 + 4 * 4 + 1
     assert all(value.equal(with_cache[name]) for name, value in without.items())
     assert any(line["read"] for line in crossings(folders["on"]))
 
@@ -302,3 +302,32 @@ def test_auto_stops_where_no_minibatch_comes_back(tmp_path: Path, monkeypatch: p
     kept = [sum(line["kept"] for line in found if 4 * epoch < line["p"] <= 4 * epoch + 4) for epoch in range(5)]
     assert kept[:2] == [8, 8]
     assert kept[2:] == [0, 0, 0]
+
+
+def test_samples_that_belong_to_nodes_come_back_there(tmp_path: Path) -> None:
+    """Each node reads its own from the second pass on; on any node few minibatches have all of theirs so soon."""
+    what = shuffled(reads={"division": "by_node"})
+    run(what, tmp_path, nodes=2)
+    reference = what.reference(frozen=frozen_clocks(what, tmp_path), homes=(0, 1))
+    assert_same_bits(trained(tmp_path), run_reference(reference))
+    assert {line["cache"] for line in crossings(tmp_path)} == {"n0/1", "n1/1"}
+    again = tmp_path / "any"
+    run(shuffled(), again, nodes=2)
+    at_home, anywhere = (
+        sum(line["read"] > 0 for line in crossings(folder) if line["stage"] == 0 and line["p"] <= 8)
+        for folder in (tmp_path, again)
+    )
+    assert at_home > anywhere, "in the second pass, where those of the short minibatch of the first one are missing"
+
+
+def test_who_dies_does_not_move_the_samples_of_others(tmp_path: Path) -> None:
+    """While one is away all samples are the other's, and most of its own are still there afterwards."""
+    what = shuffled(reads={"division": "by_node"}, staleness=0, epochs=6)
+    run(what, tmp_path, nodes=2, deaths=(drain(number=7),))
+    reference = what.reference(
+        membership=membership(tmp_path, 2),
+        extra_barriers=barriers(tmp_path),
+        frozen=frozen_clocks(what, tmp_path),
+        homes=(0, 1),
+    )
+    assert_same_bits(trained(tmp_path), run_reference(reference))

@@ -138,9 +138,34 @@ def _division(run: ReferenceRun, state: ReferenceState) -> Mapping[VirtualWorker
         order = [index for index in run.order(state.epoch) if index not in state.used]
     members = run.members(state.clock)
     limit = None if run.total_minibatches is None else run.total_minibatches - state.minibatches
-    blocks = [tuple(order[i : i + run.batch_size]) for i in range(0, len(order), run.batch_size)][:limit]
+    blocks = [tuple(order[i : i + run.batch_size]) for i in range(0, len(order), run.batch_size)]
     per_wave = {vw: run.num_in_wave(vw, state.clock) for vw in members}
-    return {vw: tuple(own) for vw, own in _dealt(blocks, per_wave).items()}
+    if run.homes:
+        blocks = _at_home(run, blocks, _dealt(blocks, per_wave))
+    return {vw: tuple(own) for vw, own in _dealt(blocks[:limit], per_wave).items()}
+
+
+def _at_home(
+    run: ReferenceRun, blocks: Sequence[Block], dealt: Mapping[VirtualWorkerIndex, Sequence[Block]]
+) -> list[Block]:
+    """The blocks, with samples of their members' nodes (`caching.md` §5).
+
+    The first node has the first samples in an order that all epochs share, as many as it is dealt; then the next one.
+    """
+    node = {block: run.homes[vw] for vw, own in dealt.items() for block in own}
+    samples = [sample for block in blocks for sample in block]
+    every = shuffled(range(len(run.train)), seed=run.seed, epoch=-1, barrier=Clock(0))
+    shared = sorted(samples, key=every.index)
+    found: list[tuple[int, Block]] = []
+    for home in sorted(set(run.homes)):
+        num = sum(len(block) for block in blocks if node[block] == home)
+        own, shared = set(shared[:num]), shared[num:]
+        left = [sample for sample in samples if sample in own]
+        for place, block in enumerate(blocks):
+            if node[block] == home:
+                mine, left = tuple(left[: len(block)]), left[len(block) :]
+                found.append((place, mine))
+    return [mine for _, mine in sorted(found)]
 
 
 def _dealt(

@@ -109,6 +109,8 @@ class ReferenceRun:
     """Runs of layers [first, last) that the backward recomputes; none crosses a border between stages."""
     recompute_from: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """Clock → such runs from there on."""
+    homes: Sequence[int] = ()
+    """Node of each virtual worker, if samples belong to nodes."""
     order: Callable[[int], Sequence[int]] | None = None
     """Epoch → its samples in the order in which they are dealt; None: those that are left are permuted at barriers."""
     epochs: int | None = None

@@ -24,6 +24,7 @@ from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
 from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
+from hetpipe.decide.lifecycle.configs import homes_of
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
@@ -134,6 +135,8 @@ class InProcessRun:
     is drained comes back when all its stages have left."""
     device: str = "cpu"
     """Of all stages."""
+    nodes: int = 1
+    """With equally many devices each."""
     replans: Mapping[int, VirtualWorkerPlan] = field(default_factory=dict)
     """Virtual worker → the plan of its later lives, where that is not the one of its first."""
     shares_inspection: bool = False
@@ -181,11 +184,11 @@ def _stopping(stop_when: Callable[[ClockSnapshot], bool]) -> Callable[..., None]
     return and_stop
 
 
-def _cache_folders(job: Job, run_dir: Path) -> CacheFolders:
-    """What an agent of the only node gives to its stages."""
-    folders = CacheFolders(run_dir / "cache", run_dir / "cache-on-disk", allowed_bytes(job))
+def _cache_folders(job: Job, run_dir: Path, agent: AgentId) -> CacheFolders:
+    """What an agent gives to its stages."""
+    folders = CacheFolders(run_dir / "cache" / agent, run_dir / "cache-on-disk" / agent, allowed_bytes(job))
     for folder in (folders.memory, folders.disk):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     return folders
 
 
@@ -196,21 +199,29 @@ class _Cluster:
         inspect = inspect_once if run.shares_inspection else inspect_job
         report = inspect(run.job, run.import_path, run_folder=run.run_dir)
         count = sum(run.job.num_stages(VirtualWorkerIndex(vw)) for vw in range(run.job.num_workers))
-        devices = tuple(AgentDevice(f"n0/{i}", "cpu", 1 << 34, run.device) for i in range(count))
-        agent = AgentInfo(AgentId("n0"), "127.0.0.1", 0, devices)
-        self.plan = plan_job(run.job, report, [agent], Term(1), JobId(run.job.name))
+        agents = [
+            AgentInfo(
+                AgentId(f"n{node}"),
+                "127.0.0.1",
+                0,
+                tuple(AgentDevice(f"n{node}/{i}", "cpu", 1 << 34, run.device) for i in range(count // run.nodes)),
+            )
+            for node in range(run.nodes)
+        ]
+        self.plan = plan_job(run.job, report, agents, Term(1), JobId(run.job.name))
         self.result = InProcessResult(self.plan)
         self._guard = threading.RLock()
-        self._cache = _cache_folders(run.job, run.run_dir)
+        self._caches = {agent.agent: _cache_folders(run.job, run.run_dir, agent.agent) for agent in agents}
         self._threads: list[threading.Thread] = []
         self._histories: list[History] = []
-        data = run.job.data_spec(report.train_samples)
+        self._homes = homes_of(run.job, self.plan)
+        data = run.job.data_spec(report.train_samples, self._homes)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
         names = [layer.name for layer in report.layers]
         check_script(run.job, self.plan, data, self._progress, names)
         check_patterns(run.job.memory, names)
         self.plan = with_freeze_levels(self.plan, run.job, report.layers, self._progress)
-        self.plan = with_freeze_cuts(PlannedRun(run.job, self.plan, model=report), [agent]).plan
+        self.plan = with_freeze_cuts(PlannedRun(run.job, self.plan, model=report), agents).plan
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
@@ -437,7 +448,7 @@ class _Cluster:
             report=partial(self._hear, life, stage),
             guard=self._guard,
             replicas=self._replicas(vw, stage),
-            cache=self._cache,
+            cache=self._caches[self.plan.stage(vw, stage).agent],
             emulator=RandomDelays(seed, run.delay_seconds),
             metrics=self._metrics(vw, stage),
             stall_seconds=run.stall_seconds,
@@ -461,6 +472,7 @@ class _Cluster:
             import_path=str(self._run.import_path),
             host="127.0.0.1",
             restore=None if restored is None else str(restored),
+            homes=self._homes,
         )
 
     def _metrics(self, vw: VirtualWorkerIndex, stage: StageIndex) -> MetricsWriter:

@@ -123,10 +123,10 @@ def wants_cache(job: Job, nodes: Collection[str]) -> bool:
 
     Args:
         job: the job.
-        nodes: of all stages. Shuffled samples come back on any of them, and a minibatch is read only if its node has
-            all of its samples.
+        nodes: of all stages. Shuffled samples come back on any of them unless they belong to nodes, and a minibatch is
+            read only if its node has all of its samples.
     """
     if job.freeze.cache == "auto":
-        comes_back = not caches_samples(job) or len(set(nodes)) == 1
+        comes_back = not caches_samples(job) or job.data.division == "by_node" or len(set(nodes)) == 1
         return job.freezes and job.freeze.mode == "eval" and comes_back
     return job.freeze.cache == "on"

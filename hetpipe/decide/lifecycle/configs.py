@@ -10,6 +10,7 @@ from hetpipe.decide.elastic.script import member_changes, plan_changes, wave_cha
 from hetpipe.decide.sync.division import empty_bitmap
 from hetpipe.errors import CheckpointError, JobError
 from hetpipe.job.file import Job
+from hetpipe.values.cluster import node_of
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import Submission
 from hetpipe.values.ids import Clock, DeviceId, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex
@@ -33,6 +34,8 @@ class Assignment:
     """In index order."""
     emulations: tuple[tuple[StageEmulation, ...], ...] = ()
     """Per virtual worker and stage; empty without emulation."""
+    homes: tuple[int, ...] = ()
+    """Of the run's data specification, whatever devices virtual workers get later."""
 
     def with_worker(self, worker: VirtualWorkerPlan, emulations: tuple[StageEmulation, ...] = ()) -> Assignment:
         """A copy with another plan for one virtual worker, from its next incarnation on; a new index is added.
@@ -81,6 +84,15 @@ def data_of(job: Job, model: ModelReport) -> DataSpec:
     return job.data_spec(model.train_samples)
 
 
+def homes_of(job: Job, plan: Plan) -> tuple[int, ...]:
+    """`homes` of the data specification: empty unless the job has samples belong to nodes."""
+    if job.data.division != "by_node":
+        return ()
+    nodes = [node_of(worker.stages[0].device) for worker in plan.virtual_workers]
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+    return tuple(numbers[node] for node in nodes)
+
+
 def fresh_progress(num_samples: int) -> Progress:
     """The initial progress of a new run."""
     return Progress(clock=Clock(0), epoch=0, used=empty_bitmap(num_samples), minibatches=0, samples=0)
@@ -123,6 +135,7 @@ def stage_commands(assignment: Assignment) -> list[StartStageCommand]:
                 restore=submission.restore,
                 shard_ids=tuple(shard.id for shard in assignment.shards),
                 emulation=assignment.emulations[vw.index][index] if assignment.emulations else None,
+                homes=assignment.homes,
             ),
             submission.code_digest,
         )
@@ -217,6 +230,7 @@ def assignment_of(run: RunDocument) -> Assignment:
         agents=run.agents,
         shards=run.shards,
         emulations=run.emulations,
+        homes=run.data.homes,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hetpipe.decide.elastic.freezing import freeze_levels, freezing_of
 from hetpipe.decide.elastic.script import member_changes, wave_changes
-from hetpipe.decide.lifecycle.configs import Assignment
+from hetpipe.decide.lifecycle.configs import Assignment, homes_of
 from hetpipe.decide.lifecycle.inspections import Inspected
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, describe
 from hetpipe.decide.planner.assignment import Offered, assign
@@ -150,6 +150,7 @@ class PlannedRun:
             agents=agents,
             shards=shards,
             emulations=self.emulations,
+            homes=homes_of(self.job, self.plan),
         )
 
 

@@ -3,7 +3,8 @@
 At each barrier the samples of the epoch that no committed wave has used are permuted by (seed, epoch, barrier) and
 dealt in blocks of `batch_size`, round-robin, to the members in index order. The last block of an epoch may be short.
 A job with an order of its own (`data.sampler`, `data.shuffle: false`) has them dealt in that order instead.
-Members whose waves have different numbers of minibatches get blocks in proportion to these (`wsp.md` §10).
+Members whose waves have different numbers of minibatches get blocks in proportion to these (`wsp.md` §10). Where
+samples belong to nodes, each block has samples of the node of its member.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from heapq import merge
 from itertools import cycle, islice
 
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
+
+#: In place of an epoch, for an order that is the same in all of them.
+_ALL_EPOCHS = -1
 
 #: Sample indices of one minibatch.
 Block = tuple[int, ...]
@@ -72,6 +76,45 @@ def shares(minibatches: int, per_wave: Sequence[int]) -> tuple[int, ...]:
     whole, rest = divmod(minibatches * len(per_wave), sum(per_wave))
     last = Counter(islice(turns({VirtualWorkerIndex(vw): num for vw, num in enumerate(per_wave)}), rest))
     return tuple(whole * num + last[VirtualWorkerIndex(vw)] for vw, num in enumerate(per_wave))
+
+
+def at_home(
+    order: Sequence[int],
+    *,
+    batch_size: int,
+    per_wave: Mapping[VirtualWorkerIndex, int],
+    homes: Sequence[int],
+    seed: int,
+    num_samples: int,
+) -> list[int]:
+    """Reorder samples so that each block that `deal` makes of them has samples of its member's node.
+
+    In an order that is the same in all epochs, each node in turn gets as many samples as its members are dealt. So a
+    sample is on the same node in each epoch that is dealt alike. The samples of a node keep their order.
+
+    Args:
+        order: sample indices in the order in which they would be dealt.
+        batch_size: samples per block.
+        per_wave: N_v of each member, in index order.
+        homes: number of the node of each virtual worker; others are together on one more.
+        seed: of the job.
+        num_samples: of the data set.
+
+    >>> blocks = {"batch_size": 2, "per_wave": {0: 1, 1: 1}, "homes": (0, 1), "seed": 0, "num_samples": 8}
+    >>> one, other = at_home(range(8), **blocks), at_home(range(7, -1, -1), **blocks)
+    >>> one, [sorted(dealt[:2] + dealt[4:6]) for dealt in (one, other)]
+    ([1, 2, 0, 3, 5, 6, 4, 7], [[1, 2, 5, 6], [1, 2, 5, 6]])
+    """
+    sizes = [min(batch_size, len(order) - first) for first in range(0, len(order), batch_size)]
+    places = [homes[vw] if vw < len(homes) else len(homes) for vw in islice(turns(per_wave), len(sizes))]
+    wanted = Counter[int]()
+    for home, size in zip(places, sizes, strict=True):
+        wanted[home] += size
+    left = set(order)
+    same = shuffled(range(num_samples), seed=seed, epoch=_ALL_EPOCHS, barrier=Clock(0))
+    owners = dict(zip((sample for sample in same if sample in left), sorted(wanted.elements()), strict=True))
+    queues = {home: iter([sample for sample in order if owners[sample] == home]) for home in wanted}
+    return [sample for home, size in zip(places, sizes, strict=True) for sample in islice(queues[home], size)]
 
 
 def mean_minibatches(waves: int, per_wave: Sequence[int]) -> int:

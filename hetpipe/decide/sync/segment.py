@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetpipe.decide.sync.division import Block, deal, empty_bitmap, in_order, shuffled, unused, with_used
+from hetpipe.decide.sync.division import Block, at_home, deal, empty_bitmap, in_order, shuffled, unused, with_used
 from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
@@ -150,6 +150,15 @@ def divide(
         if order is None
         else in_order(left, order)
     )
+    if data.homes:
+        dealt = at_home(
+            dealt,
+            batch_size=data.batch_size,
+            per_wave=dict.fromkeys(members, 1) if per_wave is None else {vw: per_wave[vw] for vw in members},
+            homes=data.homes,
+            seed=data.seed,
+            num_samples=data.num_samples,
+        )
     return deal(dealt, batch_size=data.batch_size, members=members, limit=_remaining(progress, data), per_wave=per_wave)
 
 

@@ -146,7 +146,7 @@ class InspectCommand(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., job_json: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., import_path: _Optional[str] = ..., run_dir: _Optional[str] = ..., with_model: bool = ..., measure: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ...) -> None: ...
 
 class StageConfig(_message.Message):
-    __slots__ = ("job", "plan", "vw", "stage", "incarnation", "device", "shard_addresses", "run_dir", "import_path", "host", "restore", "shard_ids", "emulation")
+    __slots__ = ("job", "plan", "vw", "stage", "incarnation", "device", "shard_addresses", "run_dir", "import_path", "host", "restore", "shard_ids", "emulation", "homes")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     VW_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class StageConfig(_message.Message):
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     SHARD_IDS_FIELD_NUMBER: _ClassVar[int]
     EMULATION_FIELD_NUMBER: _ClassVar[int]
+    HOMES_FIELD_NUMBER: _ClassVar[int]
     job: _values_pb2.Document
     plan: _values_pb2.Plan
     vw: int
@@ -173,7 +174,8 @@ class StageConfig(_message.Message):
     restore: str
     shard_ids: _containers.RepeatedScalarFieldContainer[str]
     emulation: _values_pb2.StageEmulation
-    def __init__(self, job: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., plan: _Optional[_Union[_values_pb2.Plan, _Mapping]] = ..., vw: _Optional[int] = ..., stage: _Optional[int] = ..., incarnation: _Optional[int] = ..., device: _Optional[_Union[_values_pb2.DeviceConfig, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., host: _Optional[str] = ..., restore: _Optional[str] = ..., shard_ids: _Optional[_Iterable[str]] = ..., emulation: _Optional[_Union[_values_pb2.StageEmulation, _Mapping]] = ...) -> None: ...
+    homes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., plan: _Optional[_Union[_values_pb2.Plan, _Mapping]] = ..., vw: _Optional[int] = ..., stage: _Optional[int] = ..., incarnation: _Optional[int] = ..., device: _Optional[_Union[_values_pb2.DeviceConfig, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., run_dir: _Optional[str] = ..., import_path: _Optional[str] = ..., host: _Optional[str] = ..., restore: _Optional[str] = ..., shard_ids: _Optional[_Iterable[str]] = ..., emulation: _Optional[_Union[_values_pb2.StageEmulation, _Mapping]] = ..., homes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StartStageCommand(_message.Message):
     __slots__ = ("job_id", "config", "code")

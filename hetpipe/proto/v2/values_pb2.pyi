@@ -537,18 +537,20 @@ class WaveNumbers(_message.Message):
     def __init__(self, minibatches_per_wave: _Optional[int] = ..., origin: _Optional[int] = ...) -> None: ...
 
 class DataSpec(_message.Message):
-    __slots__ = ("num_samples", "batch_size", "seed", "epochs", "total_minibatches")
+    __slots__ = ("num_samples", "batch_size", "seed", "epochs", "total_minibatches", "homes")
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
+    HOMES_FIELD_NUMBER: _ClassVar[int]
     num_samples: int
     batch_size: int
     seed: int
     epochs: int
     total_minibatches: int
-    def __init__(self, num_samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., seed: _Optional[int] = ..., epochs: _Optional[int] = ..., total_minibatches: _Optional[int] = ...) -> None: ...
+    homes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., seed: _Optional[int] = ..., epochs: _Optional[int] = ..., total_minibatches: _Optional[int] = ..., homes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SyncSpec(_message.Message):
     __slots__ = ("minibatches_per_wave", "staleness", "combine", "deterministic", "weights", "pull")

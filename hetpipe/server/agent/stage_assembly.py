@@ -149,7 +149,7 @@ def load_user_code(job: Job, config: StageConfig) -> UserCode:
     return UserCode(
         code.layers,
         StageData(
-            job.data_spec(num_samples),
+            job.data_spec(num_samples, config.homes),
             train,
             evaluation,
             code.metrics,

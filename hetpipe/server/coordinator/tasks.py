@@ -21,6 +21,7 @@ from hetpipe.decide.lifecycle.configs import (
     check_progress,
     data_of,
     fresh_progress,
+    homes_of,
     run_document,
     shard_configs,
 )
@@ -225,7 +226,7 @@ class JobTasks:
             job_id=self._job_id,
             now=self._clock.wall(),
         )
-        data = data_of(run.job, model)
+        data = replace(data_of(run.job, model), homes=homes_of(run.job, run.plan))
         names = [layer.name for layer in model.layers]
         costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
         run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
@@ -481,6 +482,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "waves": {vw: [numbers.minibatches_per_wave, numbers.origin] for vw, numbers in start.waves.items()},
             "frozen": start.frozen,
         },
+        "homes": list(prepared.data.homes),
         "layers": [] if run.model is None else [layer.name for layer in run.model.layers],
     }
     folder = Path(submission.run_dir)

@@ -185,6 +185,8 @@ def _mistakes_of_data(data: DataSpec) -> Iterator[str]:
         yield f"{data.num_samples} samples in minibatches of {data.batch_size}"
     if length is None or not 0 <= min(length, data.epochs or 0) <= max(length, data.epochs or 0) < MAX_COUNT:
         yield f"{data.epochs} epochs, {data.total_minibatches} minibatches; one of the two bounds a run"
+    if any(not 0 <= home < len(data.homes) for home in data.homes):
+        yield f"nodes {data.homes!s:.80} of virtual workers"
 
 
 def _mistakes_of_progress(progress: Progress, data: DataSpec) -> Iterator[str]:

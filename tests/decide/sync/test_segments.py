@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -78,6 +79,35 @@ class TestDivision:
         lengths = [len(dealt[vw]) for vw in members(count)]
         assert lengths == sorted(lengths, reverse=True)
         assert lengths[0] - lengths[-1] <= 1
+
+    @given(
+        waves=WAVES,
+        homes=st.lists(st.integers(0, 2), min_size=0, max_size=5),
+        batch_size=st.integers(1, 9),
+        used=st.sets(st.integers(0, 69)),
+    )
+    def test_samples_of_a_node_are_dealt_there(
+        self, waves: list[int], homes: list[int], batch_size: int, used: set[int]
+    ) -> None:
+        """In each epoch the same; blocks have the sizes and members that they have without, all unused samples once."""
+        data, per_wave = spec(70, batch_size, epochs=3), by_member(waves)
+        at_nodes = replace(data, homes=tuple(homes))
+        owners = []
+        for epoch in range(2):
+            progress = Progress(Clock(2), epoch, with_used(empty_bitmap(70), sorted(used)), 3, len(used))
+            plain, dealt = (divide(progress, each, tuple(per_wave), per_wave) for each in (data, at_nodes))
+            assert {vw: [len(block) for block in own] for vw, own in dealt.items()} == {
+                vw: [len(block) for block in own] for vw, own in plain.items()
+            }
+            home_of = {
+                sample: homes[vw] if vw < len(homes) else len(homes)
+                for vw, own in dealt.items()
+                for block in own
+                for sample in block
+            }
+            assert sorted(home_of) == sorted(set(range(70)) - used)
+            owners.append(home_of if homes else {})
+        assert owners[0] == owners[1]
 
     @given(order=st.permutations(range(20)), used=st.sets(st.integers(0, 19)))
     def test_an_order_of_the_job_is_kept_by_what_is_left(self, order: list[int], used: set[int]) -> None:
