@@ -7,8 +7,8 @@ scale model has every kind of island in about the same proportion, and the param
 nodes. A shard then has more bytes and fewer virtual workers in proportion, so the load of each network card remains.
 
 It is an approximation. Weights that stay on a node pass its network card, too: those are few in a large job (1/256 of
-them), but not in a scale model. Messages are fewer and larger, so they wait for each other less. Speeds are nearly exact
-where devices are the bottleneck, and some percent too high where the network is (`docs/benchmarks.md`, g).
+them), but not in a scale model. Messages are fewer and larger, so they wait for each other less. Speeds are nearly
+exact where devices are the bottleneck, and some percent too high where the network is (`docs/benchmarks.md`, g).
 """
 
 from __future__ import annotations
