@@ -69,6 +69,24 @@ def rotated() -> nn.Module:
     return Rotated()
 
 
+class Residual(nn.Module):
+    """More values cross a cut within a block than one between blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)) for _ in range(3))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return cast(Tensor, self.head(x))
+
+
+def residual() -> nn.Module:
+    return Residual()
+
+
 def wide32() -> nn.Module:
     """One weight of 256 KiB, which `balanced` cuts as soon as there are two shards."""
     return nn.Sequential(nn.Linear(5, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 3))

@@ -398,6 +398,10 @@ class StageCompute:
         inputs = [value for value in pending.inputs if value is not None]
         self._activations.measure(p, inputs, weights.values())
         sent = gradients if gradients is not None else (None,)
+        if gradients is not None and not any(gradient is not None for gradient in gradients):
+            # Of a frozen stage. The next one may have gone past frozen layers of its own: it then has other inputs than
+            # this stage has outputs, and none of them has a gradient.
+            sent = (None,) * len(pending.outputs)
         pairs = [
             (output, None if gradient is None else gradient.to(self._device))
             for output, gradient in zip(pending.outputs, sent, strict=True)

@@ -277,6 +277,16 @@ def test_what_belongs_to_all_samples_is_read_with_them(tmp_path: Path) -> None:
     assert any(line["read"] for line in crossings(folders["on"]))
 
 
+def test_a_frozen_stage_may_have_other_outputs_than_the_next_one_has_inputs(tmp_path: Path) -> None:
+    """The cut is within a block, where two values cross; the second stage reads what enters the next block."""
+    folders = {cache: tmp_path / cache for cache in ("on", "off")}
+    for cache, folder in folders.items():
+        run(shuffled("residual", stages=[[2, 11]] * 2, freeze={"layers": 2, "cache": cache}), folder)
+    with_cache, without = map(trained, folders.values())
+    assert all(value.equal(with_cache[name]) for name, value in without.items())
+    assert any(line["read"] for line in crossings(folders["on"]))
+
+
 def test_layers_that_mix_samples_are_computed_each_time(tmp_path: Path) -> None:
     found = assert_cached(shuffled("centring"), tmp_path)
     assert found
