@@ -1,4 +1,4 @@
-"""(x) What PipeTransformer's steps gain: a small transformer on eight emulated devices, real training, paired seeds.
+"""(y) What PipeTransformer's steps gain: a small transformer on eight emulated devices, real training, paired seeds.
 
 Eight equal devices, and eight of four speeds (1, 1, 1.5, 1.5, 2, 2, 3, 3), which sleep to take the time of the profile.
 Two replicas of four stages under `allreduce` and `flush` begin; norms of gradients freeze up to a third of the trained
