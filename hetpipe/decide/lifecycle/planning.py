@@ -211,15 +211,17 @@ def plan_run(
 
 
 def with_workers(run: PlannedRun, plan: Plan) -> PlannedRun:
-    """The run with a plan that has further virtual workers on the devices of its own, which play them as these do."""
+    """The run with a plan that has further lineups on the devices of its own, which play them as those of its first."""
     if run.described is None or not run.emulations:
         return replace(run, plan=plan)
     cluster, document = run.described.cluster, run.document
     stages = _emulated_stages(plan, _played_devices(plan, cluster, document))
     nodes = [node.name for node in cluster.nodes if node.devices]
     shards = [nodes[shard % len(nodes)] for shard in range(plan.num_shards)] if document is None else document.shards
-    emulations = _emulations(run.job, Costs(run.described.profile, cluster), stages, shards)
-    return replace(run, plan=plan, emulations=emulations)
+    costs = Costs(run.described.profile, cluster)
+    together = ([stages[vw] for vw in lineup.members] for lineup in plan.freeze_lineups)
+    played = chain.from_iterable(_emulations(run.job, costs, own, shards) for own in together)
+    return replace(run, plan=plan, emulations=tuple(played))
 
 
 def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocument | None:
