@@ -18,7 +18,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 _HERE = Path(__file__).parent
 
 #: Pixels.
-_WIDTH, _LEFT, _RIGHT = 860, 230, 190
+_WIDTH, _RIGHT = 860, 190
+_CHARACTER = 7.2  # of a name, about
 _TOP, _ROW, _BOTTOM = 44, 26, 36
 _PLOT_HEIGHT = 280
 
@@ -37,20 +38,21 @@ def bars(title: str, rows: Sequence[tuple[str, float, float | None]], *, legend:
         legend: what they mean.
     """
     longest = max(max(value, mark or 0.0) for _, value, mark in rows)
-    scale = (_WIDTH - _LEFT - _RIGHT) / longest
+    left = round(24 + _CHARACTER * max(len(name) for name, _, _ in rows))
+    scale = (_WIDTH - left - _RIGHT) / longest
     drawn = [
         {
             "name": name,
             "y": _TOP + index * _ROW,
             "width": round(scale * value, 1),
-            "mark": None if mark is None else round(_LEFT + scale * mark, 1),
-            "end": round(_LEFT + scale * max(value, mark or 0.0) + 8, 1),
+            "mark": None if mark is None else round(left + scale * mark, 1),
+            "end": round(left + scale * max(value, mark or 0.0) + 8, 1),
             "text": f"{value:.0f}" + ("" if mark is None else f" (simulated {mark:.0f})"),
         }
         for index, (name, value, mark) in enumerate(rows)
     ]
     height = _TOP + len(rows) * _ROW + _BOTTOM
-    return _drawn("bars.svg.j2", title=title, rows=drawn, width=_WIDTH, height=height, left=_LEFT, legend=legend)
+    return _drawn("bars.svg.j2", title=title, rows=drawn, width=_WIDTH, height=height, left=left, legend=legend)
 
 
 def lines(title: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
@@ -122,8 +124,12 @@ def draw(said: Mapping[str, Any], folder: Path) -> None:
         rates = [(name, one["measured"], one["simulated"]) for name, one in said[f"{model}, {_RATES}"].items()]
         title = f"Like {model}: samples per second on the paper's cluster, emulated"
         _write(folder / f"{model}-rates.svg", bars(title, rates, legend="bars: measured; line: simulated"))
-        title = f"Like {model}: loss over seconds of the cluster"
-        _write(folder / f"{model}-loss.svg", lines(title, said[f"{model}, {_CURVES}"]))
+        title = f"Like {model}: loss over seconds of the cluster, D = 0"
+        # Three curves of one allocation, one per D, would hide all others.
+        curves = {
+            name: said[f"{model}, {_CURVES}"][name] for name, *_ in rates if "D = " not in name or "D = 0" in name
+        }
+        _write(folder / f"{model}-loss.svg", lines(title, curves))
         nodes = [
             (f"{name}, {contender}", rate, None)
             for name, row in said[f"{model}, {_NODES}"].items()
