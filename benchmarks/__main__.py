@@ -75,7 +75,9 @@ def _wire(rounds: int) -> Mapping[str, Any]:
     _say("    relative to raw sockets", ratios)
     minimal = {f"{n} streams / minimal program": wire.of_minimal(found) for n, found in ((1, one), (4, four))}
     _say("    over shared memory, relative to a minimal program of the same passes", minimal)
-    return {**ratios, **minimal}
+    bare = {f"{n} streams / bare gRPC": wire.of_bare(found) for n, found in ((1, one), (4, four))}
+    _say("    over gRPC, relative to a bare stream", bare)
+    return {**ratios, **minimal, **bare}
 
 
 def _protocol(rounds: int) -> Mapping[str, Any]:
@@ -140,13 +142,16 @@ def _link(rounds: int) -> Mapping[str, Any]:
     _say("(j) frames between two stages, GB/s", link.table(rates))
     ratios = link.ratios(rates)
     _say("    relative to one raw socket", ratios)
+    to_bare = link.to_bare(rates)
+    _say("    gRPC relative to a bare stream", to_bare)
     to_gloo = link.to_gloo(rates)
     _say("    shared memory relative to gloo", to_gloo)
     _say("    microseconds from sending to receiving 64 KiB", link.measure_one_way(rounds))
     demo = link.demo(rounds)
     _say("    the demo, samples per second", demo)
     between = {name: demo[name] for name in ("grpc / gloo", "shared memory / gloo")}
-    return {**ratios, "shared memory / gloo": to_gloo, "the demo": between}
+    bare = {f"{size}, of bare gRPC": found for size, found in to_bare.items()}
+    return {**ratios, **bare, "shared memory / gloo": to_gloo, "the demo": between}
 
 
 def _recovery_shard(rounds: int) -> Mapping[str, Any]:
