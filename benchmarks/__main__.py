@@ -39,6 +39,7 @@ from benchmarks import (
     simulator,
     start,
     thousand,
+    transformer,
     wire,
 )
 from benchmarks.sizes import SMOKE, is_smoke, sized
@@ -266,6 +267,12 @@ def _thousand(rounds: int) -> Mapping[str, Any]:
     return {"hetpipe / bare grpc.aio": medians["hetpipe / bare grpc.aio"]}
 
 
+def _transformer(rounds: int) -> Mapping[str, Any]:
+    figures = transformer.measure(rounds)
+    _say("(y) PipeTransformer's steps, beside the job without, seed by seed", figures)
+    return {f"{name} / without": found["ratio"] for name, found in figures.items() if "without" not in name}
+
+
 #: Each measures, in so many rounds where it has rounds, prints, and returns its ratios, nested by name; none where its
 #: figures are seconds alone.
 PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
@@ -290,6 +297,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "frozen-cache": _frozen_cache,
     "headline": _headline,
     "thousand": _thousand,
+    "transformer": _transformer,
     "gpu": _gpu,
 }
 

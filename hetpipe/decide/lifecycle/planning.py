@@ -40,6 +40,7 @@ from hetpipe.job.elastic import AddLine, MemoryLine, MoveLine, ScriptLine, Scrip
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
+from hetpipe.values.freezing import lineup_for
 from hetpipe.values.ids import Clock, DeviceId, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.memory import (
@@ -209,6 +210,18 @@ def plan_run(
     return PlannedRun(planned, plan, described, document, played, model)
 
 
+def with_workers(run: PlannedRun, plan: Plan) -> PlannedRun:
+    """The run with a plan that has further virtual workers on the devices of its own, which play them as these do."""
+    if run.described is None or not run.emulations:
+        return replace(run, plan=plan)
+    cluster, document = run.described.cluster, run.document
+    stages = _emulated_stages(plan, _played_devices(plan, cluster, document))
+    nodes = [node.name for node in cluster.nodes if node.devices]
+    shards = [nodes[shard % len(nodes)] for shard in range(plan.num_shards)] if document is None else document.shards
+    emulations = _emulations(run.job, Costs(run.described.profile, cluster), stages, shards)
+    return replace(run, plan=plan, emulations=emulations)
+
+
 def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocument | None:
     """The forecast, extended by that of this run's segments from `start` on; None if it was not planned.
 
@@ -252,14 +265,21 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
 
 
 def _frozen_plan(
-    run: PlannedRun, document: PlanDocument, described: PlanningInputs, frozen_layers: int
+    run: PlannedRun, document: PlanDocument, described: PlanningInputs, frozen_layers: int, lineup: int
 ) -> tuple[SimulatedPlan, Costs]:
-    """The plan of a run while layers are frozen, with the cut that it then has, and its costs."""
+    """The plan of a run while layers are frozen, with those who then train and their cuts, and its costs."""
     plan, costs = frozen_plan(document, described.profile, described.cluster, frozen_layers)
-    frozen = run.plan.freeze_levels.index(frozen_layers)
+    frozen, who = run.plan.freeze_levels.index(frozen_layers), lineup_for(run.plan.freeze_lineups, lineup)
     if frozen_layers == document.frozen_layers:
         return plan, costs  # it is made for them
-    return with_cuts(plan, {cut.vw: cut.bounds for cut in run.plan.freeze_cuts if cut.frozen == frozen}), costs
+    cuts: dict[int, tuple[int, ...]] = {cut.vw: cut.bounds for cut in run.plan.freeze_cuts if cut.frozen <= frozen}
+    if who is None:
+        return with_cuts(plan, cuts), costs
+    places = [stage for stages in plan.workers for stage in stages]
+    workers = tuple(tuple(places[device] for device in worker.devices) for worker in who.workers)
+    bounds = [cuts.get(vw, run.plan.virtual_workers[vw].bounds) for vw in who.members]
+    waves = (who.minibatches_per_wave,) * len(workers)
+    return with_cuts(replace(plan, workers=workers, minibatches_per_wave=waves), dict(enumerate(bounds))), costs
 
 
 def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:

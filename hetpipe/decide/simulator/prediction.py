@@ -33,7 +33,7 @@ _INSTANT_LINKS = Links(intra_node=_INSTANT, inter_node=_INSTANT)
 
 
 #: Number of frozen layers → the plan of the run with them, and its costs.
-FrozenPlans = Callable[[int], tuple[SimulatedPlan, Costs]]
+FrozenPlans = Callable[[int, int], tuple[SimulatedPlan, Costs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +113,19 @@ def run_forecast(
         options: options of the simulation; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
         segments: segments of the run, in order; at least one minibatch in all.
         played: emulation of its devices; None for real devices.
-        frozen: number of frozen layers → plan and costs with them, for segments that have some; None: none have.
+        frozen: number of frozen layers, and F of those who train → plan and costs with them, for segments that have
+            some; None: none have.
 
     Raises:
         PlanError: the plan cannot be run with these options.
     """
-    counts: dict[int, Counter[SegmentLength]] = defaultdict(Counter)
+    counts: dict[tuple[int, int], Counter[SegmentLength]] = defaultdict(Counter)
     for length in islice(segments, _MOST_SEGMENTS):
-        counts[length.frozen_layers][length] += 1
+        counts[length.frozen_layers, length.lineup][length] += 1
     samples = sum(length.samples * times for each in counts.values() for length, times in each.items())
     seconds = 0.0
-    for layers, each in counts.items():
-        with_them = (plan, costs) if frozen is None or not layers else frozen(layers)
+    for (layers, lineup), each in counts.items():
+        with_them = (plan, costs) if frozen is None or not layers else frozen(layers, lineup)
         seconds += _seconds(*_as_emulated(*with_them, played), options, each, played, share=len(counts))
     return RunForecast(samples_per_second=samples / seconds, seconds=seconds)
 
