@@ -14,8 +14,14 @@ from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.freezing import CompressMeasure, FreezeMode
 from hetpipe.values.problems import shown
 
+
+def _as_word(value: object) -> object:
+    """YAML reads `on` and `off` without quotation marks as true and false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 #: Whether what enters the first trained layer is cached.
-CacheMode = Literal["auto", "on", "off"]
+CacheMode = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_word)]
 
 
 class FreezePoint(Section):

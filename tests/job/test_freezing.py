@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import yaml
 
 from hetpipe.decide.elastic.caching import wants_cache
 from hetpipe.errors import JobError
@@ -34,6 +35,11 @@ def reading(freeze: dict[str, Any], **data: Any) -> Job:
 def test_alpha_is_an_exact_fraction(given: object, exact: Fraction) -> None:
     section = job({"every": "epoch", "alpha": given}).freeze
     assert section.alpha is not None and Fraction(section.alpha) == exact
+
+
+@pytest.mark.parametrize(("given", "mode"), [("on", "on"), ("off", "off"), ("'on'", "on"), ("auto", "auto")])
+def test_the_mode_of_the_cache_needs_no_quotation_marks(given: str, mode: str) -> None:
+    assert job({"layers": 1, **yaml.safe_load(f"cache: {given}")}).freeze.cache == mode
 
 
 def test_a_script_decides_the_moves_as_well() -> None:
