@@ -119,6 +119,7 @@ def test_a_model_that_needs_more_than_a_small_cluster() -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("staleness", [0, 4])
 @pytest.mark.parametrize("model", ["vgg", "gpt2"])
 def test_no_slower_than_the_whole_search_by_simulation(
