@@ -38,6 +38,8 @@ from benchmarks import (
     recovery_shard,
     simulator,
     start,
+    thousand,
+    transformer,
     wire,
 )
 from benchmarks.sizes import SMOKE, is_smoke, sized
@@ -75,7 +77,9 @@ def _wire(rounds: int) -> Mapping[str, Any]:
     _say("    relative to raw sockets", ratios)
     minimal = {f"{n} streams / minimal program": wire.of_minimal(found) for n, found in ((1, one), (4, four))}
     _say("    over shared memory, relative to a minimal program of the same passes", minimal)
-    return {**ratios, **minimal}
+    bare = {f"{n} streams / bare gRPC": wire.of_bare(found) for n, found in ((1, one), (4, four))}
+    _say("    over gRPC, relative to a bare stream", bare)
+    return {**ratios, **minimal, **bare}
 
 
 def _protocol(rounds: int) -> Mapping[str, Any]:
@@ -93,6 +97,7 @@ def _simulator(_: int) -> Mapping[str, Any]:
     title = f"simulator, {simulator.NUM_STAGES} stages × {simulator.NUM_WAVES} waves, twice the job each time"
     found = simulator.measure()
     _say(title, found)
+    _say(f"scale models, {simulator.SCALED_WAVES} waves, seconds of processor", simulator.scale_models())
     speeds = [figures["events per second"] for figures in found.values()]
     return {"events/s of the largest / of the smallest": round(speeds[-1] / speeds[0], 3)}
 
@@ -140,13 +145,16 @@ def _link(rounds: int) -> Mapping[str, Any]:
     _say("(j) frames between two stages, GB/s", link.table(rates))
     ratios = link.ratios(rates)
     _say("    relative to one raw socket", ratios)
+    to_bare = link.to_bare(rates)
+    _say("    gRPC relative to a bare stream", to_bare)
     to_gloo = link.to_gloo(rates)
     _say("    shared memory relative to gloo", to_gloo)
     _say("    microseconds from sending to receiving 64 KiB", link.measure_one_way(rounds))
     demo = link.demo(rounds)
     _say("    the demo, samples per second", demo)
     between = {name: demo[name] for name in ("grpc / gloo", "shared memory / gloo")}
-    return {**ratios, "shared memory / gloo": to_gloo, "the demo": between}
+    bare = {f"{size}, of bare gRPC": found for size, found in to_bare.items()}
+    return {**ratios, **bare, "shared memory / gloo": to_gloo, "the demo": between}
 
 
 def _recovery_shard(rounds: int) -> Mapping[str, Any]:
@@ -251,6 +259,20 @@ def _headline(_: int) -> Mapping[str, Any]:
     return ratios
 
 
+def _thousand(rounds: int) -> Mapping[str, Any]:
+    _say(f"(x) stages on one clock shard, {thousand.NUM_SHARDS} shards, {thousand.NUM_WAVES} waves", thousand.measure())
+    found = [thousand.calls() for _ in range(rounds)]
+    medians = {name: statistics.median(one[name] for one in found) for name in found[0]}
+    _say("    calls per second for the clocks of a job", medians)
+    return {"hetpipe / bare grpc.aio": medians["hetpipe / bare grpc.aio"]}
+
+
+def _transformer(rounds: int) -> Mapping[str, Any]:
+    figures = transformer.measure(rounds)
+    _say("(y) PipeTransformer's steps, beside the job without, seed by seed", figures)
+    return {f"{name} / without": found["ratio"] for name, found in figures.items() if "without" not in name}
+
+
 #: Each measures, in so many rounds where it has rounds, prints, and returns its ratios, nested by name; none where its
 #: figures are seconds alone.
 PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
@@ -274,6 +296,8 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "moves": _moves,
     "frozen-cache": _frozen_cache,
     "headline": _headline,
+    "thousand": _thousand,
+    "transformer": _transformer,
     "gpu": _gpu,
 }
 

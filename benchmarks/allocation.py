@@ -43,7 +43,7 @@ _MIB = 1 << 20
 def profiles() -> dict[str, Profile]:
     """Name → the model that is planned; a smoke run has one."""
     known = {"VGG-19-like": models.vgg19(), "GPT-2-like": models.gpt2()}
-    return {**sized(known, {}), f"{NUM_LAYERS} layers": _profile()}
+    return {**sized(known, {}), f"{NUM_LAYERS} layers": model_of_many_layers()}
 
 
 def measure(profile: Profile) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def measure(profile: Profile) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for num_nodes in SIZES:
-        costs = Costs(profile, _cluster(num_nodes))
+        costs = Costs(profile, cluster(num_nodes))
         begun = time.process_time()
         plan = choose_plan(profile, costs.cluster, PlanOptions(), predict=predicted)
         seconds = time.process_time() - begun
@@ -77,7 +77,7 @@ def waves(profile: Profile) -> dict[str, Any]:
     The waiting is the share of the time, over virtual workers, in which a first stage waits for a clock if weights are
     pushed and pulled in no time, so that only the waves of others are waited for.
     """
-    costs, found = Costs(profile, _cluster(sized(len(_TYPES), 2))), dict[str, Any]()
+    costs, found = Costs(profile, cluster(sized(len(_TYPES), 2))), dict[str, Any]()
     for staleness in sized((0, 4), (0,)):
         for name, proportional in (("one N", False), ("in proportion", True)):
             options = PlanOptions(allocation="NP", staleness=staleness, proportional=proportional)
@@ -93,7 +93,8 @@ def waves(profile: Profile) -> dict[str, Any]:
     return found
 
 
-def _profile() -> Profile:
+def model_of_many_layers() -> Profile:
+    """Of unequal layers, without any pattern."""
     source = random.Random(0)
     layers = []
     for index in range(NUM_LAYERS):
@@ -111,7 +112,8 @@ def _profile() -> Profile:
     return Profile(version=1, model="benchmark", batch_size=32, input_bytes=19 * _MIB, layers=tuple(layers))
 
 
-def _cluster(num_nodes: int) -> Cluster:
+def cluster(num_nodes: int) -> Cluster:
+    """Nodes of four devices of one type, four types in turn."""
     kinds = list(_TYPES)
     return Cluster(
         device_types={kind: DeviceType(memory_bytes=gib << 30) for kind, (_, gib) in _TYPES.items()},

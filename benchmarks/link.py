@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.bare import BareStream, serve_bare
 from benchmarks.sizes import sized
 from benchmarks.stages import use_one_thread
 from hetpipe.certs.authority import Authority, key_to_pem, new_key
@@ -60,6 +61,12 @@ LINKS: Mapping[str, tuple[LinkKind, bool]] = {
     "shared memory": ("shared_memory", False),
     "shared memory with TLS": ("shared_memory", True),
 }
+
+#: gRPC and nothing else, and whether with TLS.
+BARE: Mapping[str, bool] = {"bare gRPC": False, "bare gRPC with TLS": True}
+
+#: What `to_bare` compares.
+_GRPC_OF = {"grpc": "bare gRPC", "grpc with TLS": "bare gRPC with TLS"}
 
 _HOST = "127.0.0.1"
 _SECONDS = 120.0
@@ -103,9 +110,15 @@ def receive_everything(pipe: Connection, folder: Path) -> None:
     """The second process, stage 1: connects all contenders, then receives what it is told to."""
     use_one_thread()
     raw = socket.create_connection((_HOST, pipe.recv()))
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it says arrives when it is said
     links = {
         name: call(kind, _cut(1), pipe.recv(), _footing(folder, tls=tls), deadline_seconds=_SECONDS)
         for name, (kind, tls) in LINKS.items()
+    }
+    names = _stage(0).peer.server_name
+    bare = {
+        name: BareStream(pipe.recv(), "0", tls=Tls(folder) if tls else None, server_name=names)
+        for name, tls in BARE.items()
     }
     while (order := pipe.recv()) is not None:
         name, frame_bytes = order
@@ -114,12 +127,18 @@ def receive_everything(pipe: Connection, folder: Path) -> None:
                 raw.sendall(_exactly(raw, TRIP_BYTES))
         elif name == RAW:
             _receive_raw(raw, frame_bytes)
+        elif name in BARE:
+            raw.sendall(b"r")
+            bare[name].pull(memoryview(bytearray(frame_bytes)), times=num_frames(frame_bytes))
+            raw.sendall(b"k")
         elif not frame_bytes:
             _echo(links[name])
         else:
             _receive_frames(links[name], num_frames(frame_bytes))
     for link in links.values():
         link.close()
+    for stream in bare.values():
+        stream.close()
     raw.close()
 
 
@@ -163,6 +182,11 @@ class Bench:
             self._raw, _ = listener.accept()
         self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._links = {name: self._link(kind, _footing(folder, tls=tls)) for name, (kind, tls) in LINKS.items()}
+        self._servers = []
+        for tls in BARE.values():
+            server, address = serve_bare(2, Tls(folder) if tls else None)
+            self._servers.append(server)
+            pipe.send(address)
 
     def _link(self, kind: LinkKind, footing: LinkNetwork) -> Link:
         listener = listen(kind, _cut(0), footing)
@@ -172,6 +196,11 @@ class Bench:
     def seconds(self, name: str, frame_bytes: int) -> float:
         """How long the frames take over one contender."""
         self._pipe.send((name, frame_bytes))
+        if name in BARE:
+            self._raw.recv(1)
+            began = SYSTEM_CLOCK.monotonic()
+            self._raw.recv(1)
+            return SYSTEM_CLOCK.monotonic() - began
         return self._raw_seconds(frame_bytes) if name == RAW else self._link_seconds(self._links[name], frame_bytes)
 
     def _raw_seconds(self, frame_bytes: int) -> float:
@@ -212,6 +241,8 @@ class Bench:
         self._pipe.send(None)
         for link in self._links.values():
             link.close()
+        for server in self._servers:
+            server.stop(None)
         self._raw.close()
 
 
@@ -233,7 +264,7 @@ def _two_processes() -> Iterator[Bench]:
 
 def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
     """Frame size → contender → bytes per second of each round; the first round warms up and is not counted."""
-    found: dict[str, dict[str, list[float]]] = {size: {name: [] for name in (RAW, *LINKS)} for size in SIZES}
+    found: dict[str, dict[str, list[float]]] = {size: {name: [] for name in (RAW, *BARE, *LINKS)} for size in SIZES}
     with _two_processes() as bench:
         for number in range(rounds + 1):
             for size, frame_bytes in SIZES.items():
@@ -274,6 +305,14 @@ def to_gloo(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, float]:
     return {size: _ratio(by_name["shared memory"], by_name["gloo"]) for size, by_name in found.items()}
 
 
+def to_bare(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Speed of gRPC links relative to bare gRPC: medians of round-by-round ratios."""
+    return {
+        size: {name: _ratio(by_name[name], by_name[bare]) for name, bare in _GRPC_OF.items()}
+        for size, by_name in found.items()
+    }
+
+
 def _ratio(rates: list[float], to: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(rates, to, strict=True)), 3)
 
@@ -308,6 +347,7 @@ if __name__ == "__main__":
     figures = {
         "GB/s": table(rates),
         "of raw TCP": ratios(rates),
+        "of bare gRPC": to_bare(rates),
         "of gloo": to_gloo(rates),
         "microseconds, one way": measure_one_way(rounds),
         "demo, samples per second": demo(rounds),

@@ -1,16 +1,24 @@
-"""How fast is the simulator itself, and how does it grow with the job?"""
+"""How fast is the simulator itself, how does it grow with the job, and how near is a scale model to the whole job?"""
 
 from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
+from benchmarks import allocation
 from benchmarks.sizes import sized
+from hetpipe.decide.planner.allocation import equal_distribution, hybrid_distribution, node_partition
 from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.jobs import Jobs
+from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.planner.partitioner import Partitioner
+from hetpipe.decide.planner.scale_model import scale_model
 from hetpipe.decide.planner.shard_bytes import place_bytes
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
+from hetpipe.decide.simulator.prediction import at_scale, planned
 from hetpipe.decide.simulator.simulate import simulate
 from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
 from hetpipe.values.ids import DeviceId
@@ -22,6 +30,8 @@ NUM_WAVES = sized(100, 10)
 MINIBATCHES_PER_WAVE = 4
 #: Doubled from run to run.
 SIZES = sized((16, 32, 64, 128, 256), (16,))
+#: Nodes of four devices in the comparison with scale models, waves, and N.
+_NODES, SCALED_WAVES, _N = 64, sized(12, 4), 8
 
 _KINDS = ("fast", "slow")
 _MIB = 1 << 20
@@ -40,6 +50,36 @@ def measure() -> dict[str, Any]:
             "events": result.num_events,
             "seconds": round(seconds, 2),
             "events per second": round(result.num_events / seconds),
+        }
+    return found
+
+
+def scale_models() -> dict[str, Any]:
+    """Allocation → seconds of processor of the whole job and of its scale model, and the ratio of their speeds.
+
+    The model of 100 layers of `allocation`, a shard on each node.
+    """
+    found: dict[str, Any] = {}
+    costs = Costs(allocation.model_of_many_layers(), allocation.cluster(_NODES))
+    jobs = Jobs(costs, PlanOptions(placement="balanced"), Partitioner(costs))
+    divisions = {"NP": node_partition.groups(jobs), "HD": hybrid_distribution.groups(jobs)}
+    divisions["ED"] = equal_distribution.groupings(jobs)[-1]
+    for name, groups in divisions.items():
+        plan = jobs.best_with(_N, groups)
+        assert plan is not None, "a quarter of the model fits on a device"
+        whole = planned(plan)
+        scale = scale_model(whole.workers, whole.minibatches_per_wave, whole.placed, costs)
+        assert scale is not None, "there are four kinds of nodes"
+        options = SimulationOptions(staleness=0, minibatches=SCALED_WAVES * _N, staggered=True)
+        begun = time.process_time()
+        rate = simulate(whole, costs, options).samples_per_second
+        between = time.process_time()
+        small = simulate(at_scale(whole, scale), costs, replace(options, local_shards=False))
+        ended = time.process_time()
+        found[name] = {
+            "whole": round(between - begun, 2),
+            "scale model": round(ended - between, 2),
+            "scale model's speed": round(sum(scale.expanded(small.worker_samples_per_second)) / rate, 3),
         }
     return found
 

@@ -1,8 +1,9 @@
 """(b) 256 MiB to and from one shard over loopback, against raw TCP sockets in the same run: one stream, and four.
 
 The shard is a process of its own, as in real life, and so is the raw receiver. *Transport alone* streams the same
-chunks to a method that forgets them. *Whole push* ends when the clock is published: staged, checked finite, committed,
-applied. Four streams split the same bytes over four stages' pushes or pulls at once.
+chunks to a method that forgets them; *bare* is a stream of gRPC and nothing else (`benchmarks.bare`). *Whole push* ends
+when the clock is published: staged, checked finite, committed, applied. Four streams split the same bytes over four
+stages' pushes or pulls at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection
 import grpc
 import torch
 
+from benchmarks.bare import BareStream, serve_bare
 from benchmarks.minimal import minimal_streams
 from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
@@ -95,9 +97,10 @@ def serve_shard(pipe: Connection) -> None:
 
 
 def serve_socket(pipe: Connection) -> None:
-    """The raw peer: per connection, takes bytes into a buffer of their size, or sends them."""
+    """The raw peer: per connection, takes bytes into a buffer of their size, or sends them. With the bare server."""
     listener = socket.create_server(("127.0.0.1", 0))
-    pipe.send(listener.getsockname()[1])
+    _bare, address = serve_bare(8)
+    pipe.send((listener.getsockname()[1], address))
     with ThreadPoolExecutor(8) as pool:
         while True:
             connection, _ = listener.accept()
@@ -148,7 +151,8 @@ class Bench:
         self._streams = num_streams
         self._pool = ThreadPoolExecutor(num_streams)
         lane_bytes = TOTAL_BYTES // num_streams
-        port = raw_pipe.recv()
+        port, bare = raw_pipe.recv()
+        self._bare = [BareStream(bare, str(index)) for index in range(num_streams)]
         self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_streams)]
         for connection in self._sockets:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -259,6 +263,14 @@ class Bench:
 
         return self._side_by_side(work)
 
+    def bare_push(self) -> float:
+        """The bytes through gRPC alone into the raw peer's memory."""
+        return self._side_by_side(lambda index: self._bare[index].push(self._lanes[index].buffer.memory()))
+
+    def bare_pull(self) -> float:
+        """The bytes through gRPC alone into this process's memory."""
+        return self._side_by_side(lambda index: self._bare[index].pull(self._lanes[index].buffer.memory()))
+
     def push(self, over: str) -> dict[str, float]:
         """A whole wave over gRPC or memory: staged, then committed and applied until the clock is published."""
         for lane in self._lanes:
@@ -307,9 +319,10 @@ def measure(rounds: int, num_streams: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {}
     try:
         for number in range(rounds + 1):
-            found = {"raw push": bench.raw_push(), "transport": bench.transport(), **bench.push(GRPC)}
+            found = {"raw push": bench.raw_push(), "transport": bench.transport(), "bare push": bench.bare_push()}
+            found |= bench.push(GRPC)
             found |= {**bench.push(MEMORY), "minimal push": bench.minimal_push()}
-            found |= {"raw pull": bench.raw_pull(), "pull": bench.pull(GRPC)}
+            found |= {"raw pull": bench.raw_pull(), "bare pull": bench.bare_pull(), "pull": bench.pull(GRPC)}
             found |= {f"pull{MEMORY}": bench.pull(MEMORY), "minimal pull": bench.minimal_pull()}
             if number:
                 for name, value in found.items():
@@ -319,31 +332,38 @@ def measure(rounds: int, num_streams: int) -> dict[str, list[float]]:
     return seconds
 
 
+def _relative(seconds: dict[str, list[float]], name: str, to: Sequence[float]) -> float:
+    """Median of round-by-round ratios of speeds."""
+    return round(statistics.median(b / a for a, b in zip(seconds[name], to, strict=True)), 3)
+
+
 def ratios(seconds: dict[str, list[float]], raw: dict[str, list[float]]) -> dict[str, float]:
-    """Speed relative to the raw sockets `raw`: medians of round-by-round ratios."""
-
-    def relative(name: str, direction: str) -> float:
-        return round(statistics.median(b / a for a, b in zip(seconds[name], raw[direction], strict=True)), 3)
-
+    """Speed relative to the raw sockets `raw`."""
     return {
-        "transport": relative("transport", "raw push"),
-        "staged": relative("push: staged and checked", "raw push"),
-        "whole push": relative("push: whole", "raw push"),
-        "pull": relative("pull", "raw pull"),
-        f"whole push{MEMORY}": relative(f"push: whole{MEMORY}", "raw push"),
-        f"pull{MEMORY}": relative(f"pull{MEMORY}", "raw pull"),
+        "transport": _relative(seconds, "transport", raw["raw push"]),
+        "staged": _relative(seconds, "push: staged and checked", raw["raw push"]),
+        "whole push": _relative(seconds, "push: whole", raw["raw push"]),
+        "pull": _relative(seconds, "pull", raw["raw pull"]),
+        f"whole push{MEMORY}": _relative(seconds, f"push: whole{MEMORY}", raw["raw push"]),
+        f"pull{MEMORY}": _relative(seconds, f"pull{MEMORY}", raw["raw pull"]),
+    }
+
+
+def of_bare(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Speed over gRPC relative to the bare stream."""
+    return {
+        "transport": _relative(seconds, "transport", seconds["bare push"]),
+        "staged": _relative(seconds, "push: staged and checked", seconds["bare push"]),
+        "whole push": _relative(seconds, "push: whole", seconds["bare push"]),
+        "pull": _relative(seconds, "pull", seconds["bare pull"]),
     }
 
 
 def of_minimal(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Speed over shared memory relative to the minimal program: medians of round-by-round ratios."""
-
-    def relative(name: str, minimal: str) -> float:
-        return round(statistics.median(b / a for a, b in zip(seconds[name], seconds[minimal], strict=True)), 3)
-
+    """Speed over shared memory relative to the minimal program."""
     return {
-        f"whole push{MEMORY}": relative(f"push: whole{MEMORY}", "minimal push"),
-        f"pull{MEMORY}": relative(f"pull{MEMORY}", "minimal pull"),
+        f"whole push{MEMORY}": _relative(seconds, f"push: whole{MEMORY}", seconds["minimal push"]),
+        f"pull{MEMORY}": _relative(seconds, f"pull{MEMORY}", seconds["minimal pull"]),
     }
 
 
@@ -353,5 +373,6 @@ if __name__ == "__main__":
     for streams, found in ((1, one), (4, four)):
         rates = {name: round(TOTAL_BYTES / statistics.median(v) / 1e9, 2) for name, v in found.items()}
         against = {"one raw socket": ratios(found, one), f"{streams} raw sockets": ratios(found, found)}
+        against["a bare gRPC stream"] = of_bare(found)
         against["the minimal program"] = of_minimal(found)
         sys.stdout.write(json.dumps({"streams": streams, "GB/s": rates, "relative to": against}, indent=1) + "\n")

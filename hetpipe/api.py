@@ -281,6 +281,8 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
             "data.division: is by_node, so that the samples of a minibatch depend on the nodes of a run; give `indices`"
         )
     count = job.num_ever
+    if job.freeze.compress:
+        raise LookupError("who trains changes as layers freeze (freeze.compress): name the samples by `indices`")
     if not 0 <= vw < count:
         raise LookupError(f"there is no virtual worker {vw}; the job has {count}, numbered from 0")
     if p < 1:

@@ -27,6 +27,14 @@ def mlp64() -> nn.Module:
     return _chain(torch.float64)
 
 
+def mlp32_with_constants() -> nn.Module:
+    """Two of the weights are not trained."""
+    model = mlp32()
+    model.get_parameter("0.weight").requires_grad = False
+    model.get_parameter("2.weight").requires_grad = False
+    return model
+
+
 class AlwaysDrops(nn.Module):
     """Draws in evaluation mode, too."""
 
@@ -603,3 +611,22 @@ class TiedScores(nn.Module):
 
 def tied_scores() -> nn.Module:
     return TiedScores()
+
+
+class TiedInBetween(nn.Module):
+    """A weight of a layer in the middle is used once more at the end; cut within its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.first, self.second = nn.Embedding(8, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Of three classes."""
+        value = torch.tanh(self.first(self.embedding(ids).mean(dim=1)))
+        value = torch.tanh(self.second(value))
+        scores: Tensor = value @ self.first.weight[:3].t()
+        return scores
+
+
+def tied_in_between() -> nn.Module:
+    return TiedInBetween()

@@ -85,6 +85,8 @@ class Start:
     """vw → N_v, and its last minibatch before; empty where N has never changed."""
     frozen: int = 0
     """F."""
+    lineup: int = 0
+    """F of those who train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,16 @@ class MemberLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Lineup:
+    """Who trains while so many layers are frozen, where pipelines are compressed."""
+
+    frozen: int
+    """The smallest F that it is for."""
+    members: frozenset[int]
+    minibatches_per_wave: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaveChange:
     """A line of the job's script about N."""
 
@@ -180,6 +192,8 @@ class Facts:
     """What the job's script says about N above the clock of the start, in order."""
     members: tuple[MemberLine, ...] = ()
     """What the job's script says about who trains, in order."""
+    lineups: tuple[Lineup, ...] = ()
+    """Who trains with which F, in order of F; empty: all the time the same."""
 
 
 _Count = Annotated[int, Field(ge=1)]
@@ -264,11 +278,22 @@ class _SliceFile(BaseModel):
     shard: int
 
 
+class _LineupWorkerFile(BaseModel):
+    vw: int
+
+
+class _LineupFile(BaseModel):
+    frozen: int
+    workers: list[_LineupWorkerFile] = Field(min_length=1)
+    minibatches_per_wave: _Count
+
+
 class _PlanFile(BaseModel):
     virtual_workers: list[_VirtualWorkerFile] = Field(min_length=1)
     slices: list[_SliceFile]
     num_shards: int = Field(ge=1)
     freeze_levels: list[int] = []
+    freeze_lineups: list[_LineupFile] = []
 
 
 class _StartFile(BaseModel):
@@ -278,6 +303,7 @@ class _StartFile(BaseModel):
     minibatches: int = Field(default=0, ge=0)
     waves: dict[int, tuple[_Count, int]] = {}
     frozen: int = Field(default=0, ge=0)
+    lineup: int = Field(default=0, ge=0)
 
 
 class _FactsFile(BaseModel):
@@ -312,6 +338,10 @@ def read_facts(run_dir: Path) -> Facts:
             for line in job.elastic.script
             if line.do in ("drop", "add") and line.at.clock is not None
         ),
+        lineups=tuple(
+            Lineup(each.frozen, frozenset(worker.vw for worker in each.workers), each.minibatches_per_wave)
+            for each in plan.freeze_lineups
+        ),
     )
 
 
@@ -327,7 +357,9 @@ def _freezing(job: _JobFile) -> FreezeRule:
 
 
 def _start(start: _StartFile) -> Start:
-    return Start(start.clock, start.epoch, frozenset(start.used), start.minibatches, start.waves, start.frozen)
+    return Start(
+        start.clock, start.epoch, frozenset(start.used), start.minibatches, start.waves, start.frozen, start.lineup
+    )
 
 
 def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
@@ -449,5 +481,6 @@ def _layout(plan: _PlanFile, job: _JobFile) -> Layout:
         tuple((piece.layer, piece.shard) for piece in plan.slices),
         tuple(plan.freeze_levels),
         tuple(tuple(f"{stage.agent} {stage.device}" for stage in worker.stages) for worker in plan.virtual_workers),
-        sum(line.do == "add" and line.devices is not None for line in job.elastic.script),
+        sum(line.do == "add" and line.devices is not None for line in job.elastic.script)
+        + len({worker.vw for each in plan.freeze_lineups[1:] for worker in each.workers}),
     )

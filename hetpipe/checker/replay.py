@@ -23,7 +23,7 @@ from hetpipe.checker.events import (
     Publish,
     Waves,
 )
-from hetpipe.checker.facts import Facts
+from hetpipe.checker.facts import Facts, Lineup
 from hetpipe.checker.report import Findings, Kind
 from hetpipe.checker.rules import RunRule
 from hetpipe.checker.timeline import Life, Timeline
@@ -75,6 +75,8 @@ class Replay:
         self._has_waves = bool(facts.waves)
         self._wave_changes = facts.wave_changes
         self._members = facts.members
+        self._lineups = facts.lineups
+        self._start_lineup = facts.start.lineup
         self._has_numbers = bool(facts.start.waves)
         #: (vw, clock) of the barriers at which N is recorded.
         self._numbered: set[tuple[int, int]] = set()
@@ -83,6 +85,10 @@ class Replay:
         self._freezing = facts.freezing
         self._start_frozen, self._start_epoch = facts.start.frozen, facts.start.epoch
         start = facts.start.clock
+        #: Clocks of barriers at which N changes because others train.
+        self._renumbered: list[int] = []
+        #: Clocks of barriers from which on others train, or waves have another length → who does.
+        self._lineup_at: dict[int, Lineup] = {}
         self.timeline = Timeline(
             start_clock=start,
             rule=facts.rule,
@@ -92,6 +98,8 @@ class Replay:
             local=dict.fromkeys(range(len(facts.layout.bounds)), start),
             barriers=[start],
         )
+        if (lineup := self._lineup(self._start_lineup)) is not None:
+            self._begin_lineup(lineup, start)
 
     def see(self, decision: Decision) -> None:
         """Replay one decision."""
@@ -194,12 +202,37 @@ class Replay:
         line = self.timeline
         for reached in sorted(pending for pending in line.pending if pending <= clock):
             barrier = line.pending.pop(reached)
+            before = line.barriers[-1]
             line.barriers.append(reached)
             self._settle_announced(reached)
+            if not barrier.words & {"end", "stop"}:
+                self._change_lineup(before, reached)
             if "epoch" in barrier.words:
                 line.epoch_ends.append(barrier)
             if barrier.words & {"end", "stop"}:
                 line.end = barrier
+
+    def _lineup(self, frozen: int) -> Lineup | None:
+        """Who trains with F; None: all."""
+        due = [lineup for lineup in self._lineups if lineup.frozen <= frozen]
+        return due[-1] if due else next(iter(self._lineups), None)
+
+    def _change_lineup(self, before: int, clock: int) -> None:
+        """From each barrier on those train who are for the F between it and the barrier `before`."""
+        lineup = self._lineup(max(self.timeline.frozen_at(before)[0], self._start_frozen))
+        if lineup is not None and lineup != self._lineup_at[max(self._lineup_at)]:
+            self._begin_lineup(lineup, clock)
+
+    def _begin_lineup(self, lineup: Lineup, clock: int) -> None:
+        line = self.timeline
+        self._lineup_at[clock] = lineup
+        num = lineup.minibatches_per_wave
+        if all(line.rule_in(vw, clock).minibatches_per_wave == num for vw in lineup.members):
+            return
+        for vw in range(len(self._layout.bounds)):
+            own = line.rules.setdefault(vw, [self._rule])
+            own.append(self._rule.with_wave_of(num, clock, own[-1].through(clock)))
+        self._renumbered.append(clock)
 
     def _settle_announced(self, barrier: int) -> None:
         """What was announced for waves below a barrier is in force; the rest is void."""
@@ -301,12 +334,14 @@ class Replay:
 
     def _is_numbered(self, clock: int) -> bool:
         """Whether N has changed at or below a clock, so that each member has a line at every barrier."""
-        return self._has_numbers or any(change.clock <= clock for change in self._wave_changes)
+        changed = (*(change.clock for change in self._wave_changes), *self._renumbered)
+        return self._has_numbers or any(at <= clock for at in changed)
 
     def finish(self) -> None:
         """Verify what the script decides; call after the last decision."""
         self._verify_numbered()
         self._verify_members()
+        self._verify_lineups()
         self._verify_frozen()
 
     def _verify_members(self) -> None:
@@ -325,7 +360,8 @@ class Replay:
                 self._findings.add(Kind.MEMBERSHIP, message, commit.origin)
         users: dict[tuple[str, int], int] = {}
         for (vw, wave), commit in line.commits.items():
-            for device in self._layout.devices[vw] if vw < len(self._layout.devices) and self._members else ():
+            shares = vw < len(self._layout.devices) and (self._members or self._lineups)
+            for device in self._layout.devices[vw] if shares else ():
                 other = users.setdefault((device, wave), vw)
                 if other != vw:
                     message = f"virtual worker {vw} commits wave {wave} on device {device}, as {other} does"
@@ -335,6 +371,20 @@ class Replay:
             if each.is_added and is_reached and each.clock not in [life.first_wave for life in line.lives_of(each.vw)]:
                 message = f"virtual worker {each.vw} does not join at clock {each.clock}, where the script adds it"
                 self._findings.add(Kind.MEMBERSHIP, message, line.publishes[each.clock].origin)
+
+    def _verify_lineups(self) -> None:
+        """Verify that those train who are for the frozen layers, and that they join where they begin to."""
+        line, clocks = self.timeline, sorted(self._lineup_at)
+        for (vw, wave), commit in line.commits.items() if clocks else ():
+            since = max(clock for clock in clocks if clock <= wave)
+            if vw not in self._lineup_at[since].members:
+                message = f"virtual worker {vw} commits wave {wave}, but others train from clock {since} on"
+                self._findings.add(Kind.MEMBERSHIP, message, commit.origin)
+        for before, clock in pairwise(clocks):
+            for vw in sorted(self._lineup_at[clock].members - self._lineup_at[before].members):
+                if clock not in [life.first_wave for life in line.lives_of(vw)]:
+                    message = f"virtual worker {vw} does not join at clock {clock}, where it replaces others"
+                    self._findings.add(Kind.MEMBERSHIP, message, line.publishes[clock].origin)
 
     def _verify_numbered(self) -> None:
         """Verify that N is recorded wherever it must be."""

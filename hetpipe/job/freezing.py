@@ -11,11 +11,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from hetpipe.job.sections import PositiveInt, Section
 from hetpipe.values.bounds import MAX_LISTED
-from hetpipe.values.freezing import FreezeMode
+from hetpipe.values.freezing import CompressMeasure, FreezeMode
 from hetpipe.values.problems import shown
 
+
+def _as_word(value: object) -> object:
+    """YAML reads `on` and `off` without quotation marks as true and false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 #: Whether what enters the first trained layer is cached.
-CacheMode = Literal["auto", "on", "off"]
+CacheMode = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_word)]
 
 
 class FreezePoint(Section):
@@ -92,6 +98,19 @@ class FreezeSection(Section):
     """Where layers freeze while the job trains, layers move between the stages of each virtual worker, so that the
     slowest one has least to do.
     """
+    compress: bool = False
+    """Besides, wherever that is predicted to be no slower, pipelines are replaced with twice as many that have half as
+    many stages, at the barrier after the one at which layers freeze, as long as no device needs more memory than at
+    the start.
+    """
+    compress_by: CompressMeasure = "memory"
+    """What no device may have more of than at the start: predicted `memory`, or `parameters`, of which a frozen one
+    counts a sixth, as in PipeTransformer.
+    """
+    keep_global_batch: bool = True
+    """Where pipelines are compressed, a wave of all virtual workers has as many minibatches as before; else its length
+    is the best predicted one between K and 6·K.
+    """
     mode: FreezeMode = "eval"
     """Training flags of frozen layers: `eval`, those of an evaluation, so that dropout does not draw and BatchNorm
     neither uses nor changes the statistics of minibatches; or `train`, as before.
@@ -110,6 +129,11 @@ class FreezeSection(Section):
     """Bytes of it on each node in shared memory (`/dev/shm`)."""
     cache_disk_bytes: Annotated[int, Field(ge=0)] = Field(default=0, examples=[17179869184])
     """Bytes of it on each node in the folder for temporary files, for what does not fit into memory."""
+
+    @property
+    def recuts(self) -> bool:
+        """Whether layers move where others freeze."""
+        return self.recut or self.compress
 
     @property
     def is_used(self) -> bool:

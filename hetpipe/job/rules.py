@@ -30,6 +30,7 @@ from hetpipe.job.sections import (
     DataSection,
     EvaluateSection,
     LossTerm,
+    Memory,
     ParameterServersSection,
     SyncSection,
     WorkersSection,
@@ -464,12 +465,13 @@ def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) ->
         yield Problem(
             ("freeze", "alpha"), f"lets the norms of gradients decide, but `{other}` does; remove one of them"
         )
-    if freeze.recut and elastic.script:
-        yield Problem(
-            ("freeze", "recut"),
-            "moves layers where others freeze, but `elastic.script` decides all changes of a run; remove it, and write "
-            "the moves as lines `{at: {clock: …}, do: move, …}` of the script",
-        )
+    for key in ("recut", "compress"):
+        if getattr(freeze, key) and elastic.script:
+            yield Problem(
+                ("freeze", key),
+                "changes plans where layers freeze, but `elastic.script` decides all changes of a run; remove it, and "
+                "write the changes as lines of the script, with `do: move`, `drop`, `add` and `waves`",
+            )
     for number, line in enumerate(elastic.script):
         if isinstance(line, FreezeLine) and line.layers <= freeze.layers:
             yield Problem(
@@ -477,6 +479,25 @@ def _one_decides_what_freezes(elastic: ElasticSection, freeze: FreezeSection) ->
                 f"is {line.layers}, but `freeze.layers` freezes {freeze.layers} from the start: frozen layers stay "
                 "frozen; give a larger number, or remove the line",
             )
+
+
+def _compressible(sync: SyncSection, freeze: FreezeSection, memory: Memory, storage: str | None) -> Iterator[Problem]:
+    """What a job cannot have whose pipelines are compressed as layers freeze."""
+    if not freeze.compress:
+        return
+    because = None
+    if sync.traits.single_worker:
+        because = f"makes several virtual workers of one, which `sync.kind: {sync.kind}` does not have; use allreduce"
+    elif isinstance(sync.minibatches_per_wave, tuple) or sync.minibatches_per_wave == "proportional":
+        because = "needs one number of minibatches for the waves of all; set `sync.minibatches_per_wave` to one"
+    elif memory == "auto":
+        because = "keeps the memory policies of layers, but `memory: auto` chooses them for one cut; name the policies"
+    elif storage is not None:
+        because = "takes over states from files of the run's folder, but `storage` is set; remove one of them"
+    elif not freeze.is_used:
+        because = "needs layers that freeze; give `freeze.schedule`, or `freeze.alpha` with `every` or `waves`"
+    if because is not None:
+        yield Problem(("freeze", "compress"), because)
 
 
 def _moves_between_barriers(
@@ -573,6 +594,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _waves_of_the_script,
     _members_of_the_script,
     _one_decides_what_freezes,
+    _compressible,
     _cache_of_constants,
     _memory_between_barriers,
     _moves_between_barriers,

@@ -413,7 +413,10 @@ def serve_rendezvous(host: str, port: int = 0) -> tuple[TCPStore, str]:
         listener = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortInUse(f"port {port} of {host} is in use; choose other ports with --stage-port") from error
+            raise PortInUse(
+                f"port {port} of {host} is in use; choose other ports with --stage-port, or omit it where two virtual "
+                "workers share a device"
+            ) from error
         raise UserError(f"cannot listen on {host} ({error}); give an address of this machine") from error
     chosen = int(listener.getsockname()[1])
     store = TCPStore(host, chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

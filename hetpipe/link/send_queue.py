@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from operator import is_
 
 from hetpipe.clock import Clock
 from hetpipe.errors import DeadlineExceeded
@@ -35,16 +36,32 @@ class SendQueue:
         #: Oldest first; None is the goodbye. The first one stays until it is sent.
         self.frames: deque[Frame | None] = deque()
 
-    def put(self, frame: Frame, *, deadline_seconds: float, has_ended: Callable[[], bool]) -> bool:
-        """Queue `frame` once there is room; False if the link has ended instead. `has_ended` is asked under the lock.
+    def put(
+        self,
+        frame: Frame,
+        *,
+        deadline_seconds: float,
+        has_ended: Callable[[], bool],
+        send_now: Callable[[Frame], bool] = lambda _: False,
+    ) -> bool:
+        """Queue `frame` once there is room; False if the link has ended instead.
+
+        Args:
+            frame: to be sent.
+            deadline_seconds: of the wait for room.
+            has_ended: asked under the lock.
+            send_now: called under the lock if no frame is before this one; whether it has sent the frame.
 
         Raises:
             DeadlineExceeded: no earlier frame was sent in time.
             PlanError: a tensor of a layout, dtype or rank that cannot be sent.
             ResourceExhausted: more bytes or tensors than the limits allow.
         """
-        ready = replace(frame, tensors=portable(frame.tensors, self._limits))
+        tensors = portable(frame.tensors, self._limits)
+        ready = frame if all(map(is_, tensors, frame.tensors)) else replace(frame, tensors=tensors)
         with self.changed:
+            if not self.frames and not has_ended() and send_now(ready):
+                return True
             self._wait_slot(frame, deadline_seconds, has_ended)
             if has_ended():
                 return False

@@ -7,7 +7,7 @@ machine results in `LinkClosed` within the keepalive time, the death of its proc
 
 A link has two halves: a writer and a thread that reads the stream. The writer is an iterator that the stream consumes
 on a thread of its own, one message after the other. Frames wait for credit there, and no other thread waits for the
-neighbour.
+neighbour. A small frame before which none waits is written by the stage itself if the stream can take it at once.
 """
 
 from __future__ import annotations
@@ -33,19 +33,35 @@ from hetpipe.wire.link_stream import LinkStream
 from hetpipe.wire.segment import Parts
 from hetpipe.wire.tls import Tls
 
+#: Size up to which the stage copies a frame itself: about as long as it takes another thread to wake up and do it.
+_MOST_BYTES_NOW = 256 * 1024
+
 
 class StreamSender:
     """Queues frames and yields their messages to the stream, within the granted credit."""
 
     def __init__(
-        self, inbox: FrameQueue, *, credit: int, ends: Ends, limits: LinkLimits, pace: LinkTime | None, clock: Clock
+        self,
+        inbox: FrameQueue,
+        *,
+        send_now: Callable[[Callable[[], Parts]], bool],
+        credit: int,
+        ends: Ends,
+        limits: LinkLimits,
+        pace: LinkTime | None,
+        clock: Clock,
     ) -> None:
+        """Start with the other end's buffer as credit; `send_now` as of `LinkStream`."""
         #: The link's ending is stored in the inbox: one place for both halves.
         self._inbox = inbox
         self._ends = ends
         self._queue = SendQueue(ends=ends, limits=limits, pace=pace, clock=clock)
         self._changed = self._queue.changed
         self._frames = self._queue.frames
+        self._send_now = send_now
+        self._is_paced = pace is not None
+        #: Whether the stream waits for the next message, so that the stage may write one.
+        self._is_idle = False
         #: Credit: frames that the other end can buffer.
         self._credit = credit
         #: Credit accounting of this end's buffer.
@@ -58,7 +74,9 @@ class StreamSender:
     def send(self, frame: Frame, *, deadline_seconds: float) -> None:
         """Queue `frame` for the stream."""
         self._raise_if_ended(frame)
-        if not self._queue.put(frame, deadline_seconds=deadline_seconds, has_ended=self._has_ended):
+        if not self._queue.put(
+            frame, deadline_seconds=deadline_seconds, has_ended=self._has_ended, send_now=self._sent_now
+        ):
             self._raise_if_ended(frame)
 
     def taken(self) -> None:
@@ -110,7 +128,9 @@ class StreamSender:
         """All outgoing messages; ends after the goodbye, when the other end has ended its stream."""
         while True:
             with self._changed:
+                self._is_idle = True
                 self._changed.wait_for(self._has_work)
+                self._is_idle = False
                 if self._is_over():
                     return
                 granted = self._window.grant() if self._window.is_due else 0
@@ -135,6 +155,15 @@ class StreamSender:
             self._credit -= 1
         self._queue.hold_back(frame, self._is_over)
         return messages_of(encode(frame))
+
+    def _sent_now(self, frame: Frame) -> bool:
+        """Write a small frame to the idle stream. With the lock held, so the stream stays idle."""
+        num_bytes = sum(tensor.nbytes for tensor in frame.tensors if tensor is not None)
+        if not self._is_idle or not self._credit or self._is_paced or num_bytes > _MOST_BYTES_NOW:
+            return False
+        is_sent = self._send_now(lambda: next(messages_of(encode(frame))))  # so small a frame is one message
+        self._credit -= int(is_sent)
+        return is_sent
 
     def _has_work(self) -> bool:
         may_send = bool(self._frames) and (self._credit > 0 or self._frames[0] is None)
@@ -249,7 +278,9 @@ class StreamLink:
         self._clock = clock
         self._inbox = FrameQueue(limits.incoming_frames, ends=ends, clock=clock)
         credit = stream.peer.room
-        self._sender = StreamSender(self._inbox, credit=credit, ends=ends, limits=limits, pace=pace, clock=clock)
+        self._sender = StreamSender(
+            self._inbox, send_now=stream.send_now, credit=credit, ends=ends, limits=limits, pace=pace, clock=clock
+        )
         self._receiver = StreamReceiver(stream, self._inbox, self._sender, ends=ends, limits=limits)
         self._closing = threading.Lock()
         self._closed = False

@@ -130,7 +130,7 @@ def portable(tensors: Sequence[torch.Tensor | None], limits: LinkLimits) -> tupl
 
 def _portable(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg():
-        return tensor.detach()
+        return tensor.detach() if tensor.requires_grad else tensor
     return tensor.detach().resolve_neg().contiguous().to("cpu")
 
 

@@ -65,7 +65,7 @@ class Entry:
             CheckpointError: they are corrupted.
         """
         parts = self._parts
-        source = parts.predecessor(segment.start)
+        source = parts.predecessor(segment)
         known = {member.vw: member.num_stages for member in segment.present if not member.joined}
         if source is None or source not in known or parts.part_writer.remote is not None:
             return  # it has died before it could leave: the state begins anew, as that of any newcomer

@@ -240,7 +240,9 @@ class LiveMove:
         if not self._constants or (now == self._constants_at and at.forwarded < self.last):
             return False
         self._constants_at = now
-        self._send_frame(*self._constants.popleft())
+        num = len(self._constants) if at.forwarded >= self.last else 1
+        for _ in range(num):
+            self._send_frame(*self._constants.popleft())
         return True
 
     @torch.no_grad()

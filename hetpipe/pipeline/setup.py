@@ -191,7 +191,7 @@ class StageParts:
     """F: frozen layers with trainable parameters in the current segment (freezing.md)."""
     frozen_layers: int = 0
     """The leading layers of the chain that are frozen."""
-    predecessor: Callable[[Clock], VirtualWorkerIndex | None] = lambda _clock: None
+    predecessor: Callable[[SegmentRecord], VirtualWorkerIndex | None] = lambda _segment: None
     """The virtual worker whose state this one takes over where it joins at a clock; None: it has its own."""
     prefix: FrozenPrefix | None = None
     """Its frozen layers, where what enters the layer behind them is cached; None: they compute it each time."""

@@ -46,7 +46,7 @@ class CutChange:
     judgement: str = ""
     """What the coordinator has measured of its stages; empty: nothing yet."""
     do: Literal["move", "drop", "add"] = "move"
-    """The verb of a line of a script: another cut, or it leaves or joins."""
+    """Another cut, or it leaves or joins; the verb of a script."""
 
     @property
     def measured_gain(self) -> float | None:
@@ -147,7 +147,7 @@ def cuts_of(
         if isinstance(line, MoveDecision)
     ]
     members = [
-        CutChange(line.at.clock, line.vw, (), line.by, line.reason, do=line.do)
+        CutChange(line.at.clock, line.vw, line.stages, line.by, line.reason, do=line.do)
         for line in lines
         if isinstance(line, MemberDecision)
     ]

@@ -115,6 +115,11 @@ def replay_minibatch(
     """
     if not 0 <= vw < job.num_ever:
         raise UserError(f"there is no virtual worker {vw}; the run has {job.num_ever}, numbered from 0")
+    if job.freeze.compress:
+        raise UserError(
+            "the virtual workers of the run change as layers freeze (freeze.compress), so that its minibatches are not "
+            "those of the job alone; replay one of a run with the script that its decisions.jsonl makes"
+        )
     if job.precision == "fp16":
         raise UserError("the run scaled its losses for fp16, by factors that are not kept; replay runs in fp32 or bf16")
     use_device(torch.device("cpu"), deterministic=job.sync.deterministic)

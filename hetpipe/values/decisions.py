@@ -65,16 +65,20 @@ class MoveDecision:
 
 @dataclass(frozen=True, slots=True)
 class MemberDecision:
-    """A virtual worker has left or come back, by no script. The first three fields are those of a script's line."""
+    """A virtual worker has left or joined, by no script. The first three fields, and the last, are a script's line."""
 
     at: DecisionMoment
     do: Literal["drop", "add"]
     vw: VirtualWorkerIndex
     by: Name
-    """What decided it: `drain`, by an operator, or by an agent that leaves the cluster."""
+    """What decided it: `drain`, by an operator, or by an agent that leaves the cluster; or `freeze`."""
     reason: Sentence
     wall: float
     """When this was written, in seconds since 1970."""
+    stages: tuple[int, ...] = ()
+    """Layers of each stage of one that joins on devices of others; empty: it comes back as it was."""
+    devices: tuple[int, ...] = ()
+    """The device of each: a number counts those of the job's virtual workers, stage by stage, from 0 on."""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -121,6 +125,26 @@ class BarrierDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class WavesDecision:
+    """Waves get another number of minibatches. The first three fields are those of a script's line."""
+
+    at: DecisionMoment
+    do: Literal["waves"]
+    minibatches_per_wave: int
+    """N of all virtual workers from there on."""
+    by: Name
+    """What decided it: `freeze`."""
+    reason: Sentence
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The subject of the line, which is written once per key."""
+        return (self.do, self.at.clock, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class MoveJudgement:
     """The gain of a move, measured some waves after it."""
 
@@ -141,5 +165,6 @@ class MoveJudgement:
 
 
 DecisionLine = Annotated[
-    MoveDecision | MemberDecision | FreezeDecision | BarrierDecision | MoveJudgement, Field(discriminator="do")
+    MoveDecision | MemberDecision | FreezeDecision | BarrierDecision | WavesDecision | MoveJudgement,
+    Field(discriminator="do"),
 ]

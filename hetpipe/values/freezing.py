@@ -18,6 +18,9 @@ from hetpipe.values.ids import Clock, VirtualWorkerIndex
 #: The training flags of frozen layers: those of evaluation, or those of training.
 FreezeMode = Literal["eval", "train"]
 
+#: What a device must not have more of after pipelines are compressed.
+CompressMeasure = Literal["memory", "parameters"]
+
 
 @dataclass(frozen=True, slots=True)
 class FreezeChange:
@@ -64,6 +67,56 @@ class FreezeCut:
 
 
 @dataclass(frozen=True, slots=True)
+class LineupWorker:
+    """A virtual worker of a lineup."""
+
+    vw: VirtualWorkerIndex
+    devices: tuple[int, ...]
+    """The device of each stage: a number counts those of the job's virtual workers, stage by stage, from 0 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeLineup:
+    """The virtual workers that train while so many layers are frozen, where pipelines are compressed."""
+
+    frozen: int
+    """The smallest F that it is for; it is in force up to that of the next."""
+    workers: tuple[LineupWorker, ...]
+    """In index order."""
+    minibatches_per_wave: int
+    """N of each of them."""
+
+    @property
+    def members(self) -> tuple[VirtualWorkerIndex, ...]:
+        """Their indices, in order."""
+        return tuple(worker.vw for worker in self.workers)
+
+
+def outgrown(lineups: Sequence[FreezeLineup], frozen: int) -> tuple[VirtualWorkerIndex, ...]:
+    """The virtual workers that train no more, nor later, where those for F train.
+
+    >>> first, second = (FreezeLineup(f, (LineupWorker(VirtualWorkerIndex(f), (0,)),), 1) for f in (0, 2))
+    >>> outgrown([first, second], 1), outgrown([first, second], 2)
+    ((), (0,))
+    """
+    due = [lineup for lineup in lineups if lineup.frozen <= frozen]
+    left = {vw for lineup in (*due[-1:], *(each for each in lineups if each.frozen > frozen)) for vw in lineup.members}
+    return tuple(sorted({vw for lineup in due for vw in lineup.members} - left))
+
+
+def lineup_for(lineups: Sequence[FreezeLineup], frozen: int) -> FreezeLineup | None:
+    """The one for F; None: there is none, and all virtual workers train."""
+    due = [lineup for lineup in lineups if lineup.frozen <= frozen]
+    return due[-1] if due else next(iter(lineups), None)
+
+
+def joining(lineups: Sequence[FreezeLineup], before: int, after: int) -> tuple[VirtualWorkerIndex, ...]:
+    """The virtual workers that join where those for F = `after` replace those for F = `before`."""
+    old, new = lineup_for(lineups, before), lineup_for(lineups, after)
+    return () if old is None or new is None else tuple(vw for vw in new.members if vw not in old.members)
+
+
+@dataclass(frozen=True, slots=True)
 class Freezing:
     """The rule by which the layers of a run freeze."""
 
@@ -79,6 +132,12 @@ class Freezing:
     """They decide at each barrier whose clock is a multiple of it; None: at the ends of passes over the data."""
     cuts: tuple[FreezeCut, ...] = ()
     """The cuts of virtual workers from the barrier on at which F becomes that of the cut; without one layers stay."""
+    lineups: tuple[FreezeLineup, ...] = ()
+    """Who trains with which F, in order of F; the first one begins. Empty: the same virtual workers all the time."""
+
+    def lineup(self, frozen: int) -> FreezeLineup | None:
+        """The lineup for F; None: all virtual workers train."""
+        return lineup_for(self.lineups, frozen)
 
     def allowed(self, frozen: int) -> int:
         """The largest F up to `frozen` that ties allow.

@@ -25,7 +25,7 @@ from hetpipe.values.bounds import (
     Seconds,
     Sentence,
 )
-from hetpipe.values.freezing import FreezeCut
+from hetpipe.values.freezing import FreezeCut, FreezeLineup
 from hetpipe.values.ids import AgentId, DeviceId, JobId, LayerIndex, ShardIndex, StageIndex, Term, VirtualWorkerIndex
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.precision import AUTOCAST_DTYPES, Precision
@@ -239,6 +239,8 @@ class Plan:
     """`Freezing.levels` of the model; empty for a job that freezes nothing."""
     freeze_cuts: tuple[FreezeCut, ...] = ()
     """`Freezing.cuts`; empty where layers stay where they are (`freeze.recut`)."""
+    freeze_lineups: tuple[FreezeLineup, ...] = ()
+    """`Freezing.lineups`; empty where no pipelines are compressed (`freeze.compress`)."""
 
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""

@@ -141,6 +141,8 @@ class ClockSnapshot:
     frozen: Annotated[tuple[FrozenSince, ...], Field(max_length=MAX_LISTED)] = ()
     """The frozen layers since the start of the run, one entry per barrier at which they became more, in order; the
     newest ones only, if there are very many."""
+    lineup: Count = 0
+    """F of those who train; below that of `frozen` where others are about to (`Progress.lineup`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,6 +257,9 @@ class Progress:
     waves: dict[VirtualWorkerIndex, WaveNumbers] = field(default_factory=dict, hash=False)
     """N_v of each virtual worker from this barrier on, and its number of minibatches before; empty where N has never
     changed: then it is that of the job, and they number clock·N."""
+    lineup: int = 0
+    """F of those who train from this barrier on, which is below `frozen` where they are about to change
+    (freezing.md §4)."""
 
 
 @dataclass(frozen=True, slots=True)

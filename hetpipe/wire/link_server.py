@@ -111,7 +111,7 @@ class LinkServer:
         except PortInUse as error:
             raise PortInUse(
                 f"port {self._port} of {self._host}, on which {self._hello.requester} accepts its neighbour, is "
-                "in use; choose other ports with --stage-port"
+                "in use; choose other ports with --stage-port, or omit it where two virtual workers share a device"
             ) from error
 
     def accept(self, *, deadline_seconds: float) -> LinkStream:

@@ -53,6 +53,16 @@ class LinkStream(Protocol):
         """Send `messages`; this end of the stream ends with them. They are iterated on a thread of the stream."""
         ...
 
+    def send_now(self, make: Callable[[], Parts]) -> bool:
+        """Send a message on the calling thread if that needs no wait; whether it was sent.
+
+        Only while the stream waits for the next one of `messages`, which must not end meanwhile.
+
+        Args:
+            make: makes the message, if it is sent.
+        """
+        ...
+
     def receive(self, read: Callable[[bytes | memoryview], T]) -> Generator[T, None, None]:
         """Yield the result of `read` for each message, until the other end ends its side.
 
@@ -91,6 +101,11 @@ class GrpcStream:
         """Send `messages`, on a gRPC thread."""
         self.outgoing.set_result(chain(self.preamble, map(b"".join, messages)))
 
+    def send_now(self, make: Callable[[], Parts]) -> bool:
+        """Implement `LinkStream.send_now`: gRPC sends on threads of its own."""
+        del make
+        return False
+
     def receive(self, read: Callable[[bytes | memoryview], T]) -> Generator[T, None, None]:
         """Read the other end's messages."""
         yield from map(read, self.incoming)
@@ -115,6 +130,14 @@ class SegmentStream:
         """Send `messages`, on a thread of this stream."""
         self._thread = threading.Thread(target=self._send, args=(messages,), name=self._name, daemon=True)
         self._thread.start()
+
+    def send_now(self, make: Callable[[], Parts]) -> bool:
+        """Implement `LinkStream.send_now`."""
+        try:
+            return self._outgoing.send_now(make)
+        except PeerUnreachable as error:
+            self._fail(error)
+            return True
 
     def receive(self, read: Callable[[bytes | memoryview], T]) -> Generator[T, None, None]:
         """Read the other end's messages."""

@@ -154,6 +154,9 @@ class Lane:
         #: Name of the segment, by which the server finds its end.
         self.name = name
         self.is_closed = False
+        #: Of the sender of the call: filled slots, and the next one.
+        self._in_use = 0
+        self._slot = 0
 
     def close(self) -> None:
         """Free this end; the memory is freed when both ends are. A call in progress raises `SegmentBroken`."""
@@ -206,30 +209,37 @@ class Lane:
             SegmentBroken: the other end is closed, or the call is over.
             DeadlineExceeded: no progress of the other end for `IDLE_SECONDS`.
         """
-        in_use, slot = 0, 0
+        self._in_use, self._slot = 0, 0
         self._set_timeout(is_over)
         try:
             for chunk in chunks:
-                parts = (chunk,) if isinstance(chunk, bytes | memoryview) else chunk
-                length = sum(map(len, parts))
-                if length > SLOT_BYTES:
-                    raise ProtocolViolation(f"a chunk of {length} bytes does not fit into a slot of {SLOT_BYTES}")
-                if in_use == NUM_SLOTS:
-                    if self._next(is_over)[0] is not _Kind.TAKEN:
-                        return False
-                    in_use -= 1
-                self._fill(slot, parts)
-                self._notify(_Kind.FILLED, slot, length)
-                in_use, slot = in_use + 1, (slot + 1) % NUM_SLOTS
-            while in_use:  # leave no message of this call for the next one
-                if self._next(is_over)[0] is not _Kind.TAKEN:
+                if self._in_use == NUM_SLOTS and not self._is_taken(is_over):
                     return False
-                in_use -= 1
+                self._put((chunk,) if isinstance(chunk, bytes | memoryview) else chunk)
+            while self._in_use:  # leave no message of this call for the next one
+                if not self._is_taken(is_over):
+                    return False
             return True
         finally:
             # Also if `chunks` failed: the receiver gets the reason from the end of the call.
             with suppress(SegmentBroken):
                 self._notify(_Kind.END)
+
+    def send_now(self, make: Callable[[], Parts]) -> bool:
+        """Send a chunk of the call, while `send` waits for its next one; False if no slot is free.
+
+        Args:
+            make: makes the chunk, if it is sent.
+
+        Raises:
+            SegmentBroken: the other end is closed.
+        """
+        while self._in_use and self._has_taken():
+            self._is_taken(None)
+        if self._in_use == NUM_SLOTS:
+            return False
+        self._put(make())
+        return True
 
     def receive(self, *, is_over: Callable[[], bool] | None) -> Generator[memoryview, None, None]:
         """Yield each chunk of call `number`, in its slot; the slot is free when the next one is requested.
@@ -271,6 +281,30 @@ class Lane:
                 pass
 
     # -- internals ----------------------------------------------------------------------------------------------------
+
+    def _put(self, parts: Parts) -> None:
+        """Fill the next slot, which is free, and announce it."""
+        length = sum(map(len, parts))
+        if length > SLOT_BYTES:
+            raise ProtocolViolation(f"a chunk of {length} bytes does not fit into a slot of {SLOT_BYTES}")
+        self._fill(self._slot, parts)
+        self._notify(_Kind.FILLED, self._slot, length)
+        self._in_use, self._slot = self._in_use + 1, (self._slot + 1) % NUM_SLOTS
+
+    def _is_taken(self, is_over: Callable[[], bool] | None) -> bool:
+        """Wait for the receiver; whether it has taken a chunk instead of rejecting the rest."""
+        if self._next(is_over)[0] is not _Kind.TAKEN:
+            return False
+        self._in_use -= 1
+        return True
+
+    def _has_taken(self) -> bool:
+        """Whether the next message has arrived, and says that a chunk was taken; others are left for `send`."""
+        try:
+            data = self.connection.recv(_MESSAGE.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return len(data) == _MESSAGE.size and _MESSAGE.unpack(data)[::2] == (_Kind.TAKEN, self.number)
 
     def _set_timeout(self, is_over: Callable[[], bool] | None) -> None:
         """Set the kernel's timeout of a message: Python's own takes another system call for each."""

@@ -15,6 +15,7 @@ _HELPERS = {
     "__main__",
     "against",
     "alone",
+    "bare",
     "data_parallel",
     "graphs",
     "minimal",

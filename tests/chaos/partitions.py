@@ -39,8 +39,12 @@ SLOW_KILOBITS = 500
 #: How long an open call to a silent peer may stay open: what keepalive needs, and a little for the machine.
 NOTICE_SECONDS = KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS + 1.5
 
-#: One virtual worker in the middle has a stage on each host, so that there is a link between them.
-WORKERS = {"stages": [[4], [2, 2], [4]]}
+#: CPU devices of each host.
+DEVICES = (3, 2)
+
+#: The first virtual worker has two stages on one host, with a link through shared memory; the one in the middle has one
+#: on each, so that there is a link between the hosts.
+WORKERS = {"stages": [[2, 2], [2, 2], [4]]}
 
 
 class PartitionScene:
@@ -49,14 +53,22 @@ class PartitionScene:
     @contextmanager
     def open(self, folder: Path) -> Iterator[tuple[Trial, Play[Wire]]]:
         """A cluster with a job, and what treats its wires."""
-        shape = Layout()
+        shape = Layout(devices=DEVICES)
         keys = (COORDINATOR, REDIS, *shape.shards, *shape.agents)
         with Network("cluster", keys) as network:
             places = {key: _place(network, key) for key in keys}
-            with Cluster(folder, Layout(places=places)) as cluster:
+            with Cluster(folder, Layout(devices=DEVICES, places=places)) as cluster:
                 trial = Trial(cluster, folder / "run", survive=SURVIVE, workers=WORKERS)
                 trial.wait_moving()
+                check_memory(folder)
                 yield trial, Breaker(cluster, trial, network).play
+
+
+def check_memory(folder: Path) -> None:
+    """Fail unless a link of the cluster's job goes through shared memory, by the logs of its stages."""
+    lines = [line for path in folder.rglob("logs/*.log") for line in path.read_bytes().splitlines()]
+    chosen = [line for line in lines if b'"transport_chosen"' in line and b'"link"' in line]
+    assert any(b"shared memory" in line for line in chosen), f"no link goes through shared memory: {chosen}"
 
 
 def _place(network: Network, key: str) -> Place:

@@ -192,3 +192,23 @@ def live_move_to_an_older_version(histories: Histories) -> None:
     plan = record(histories, CLOCK_SHARD, event="plan", vw=0, version=1)
     before = record(histories, CLOCK_SHARD, event="plan", vw=0, version=0)
     plan["version"], before["version"] = 1, 1
+
+
+@_corruption(LIVE, Kind.LAYER_COVERAGE, Kind.PLAN_VERSION)
+def live_layers_computed_by_nobody(histories: Histories) -> None:
+    """The stage that gets layers goes on without them."""
+    _set_version(histories, 6, 0, FIRST_STAGE)
+
+
+@_corruption(LIVE, Kind.PLAN)
+def live_move_in_a_wave_already_committed(histories: Histories) -> None:
+    """It is announced for a wave that the virtual worker has committed before."""
+    lines = histories[CLOCK_SHARD]
+    plan = find(histories, CLOCK_SHARD, event="plan", vw=0, version=1)
+    announced = lines.pop(plan)
+    lines.insert(find(histories, CLOCK_SHARD, event="commit", vw=0, wave=2), announced)
+
+
+@_corruption(LIVE, Kind.PLAN, Kind.PLAN_VERSION, Kind.SLICE_NOT_OWNED, Kind.COMMITTED_UNSTAGED)
+def live_move_that_loses_a_layer(histories: Histories) -> None:
+    record(histories, CLOCK_SHARD, event="plan", vw=0, version=1)["bounds"] = [0, 5, 5]

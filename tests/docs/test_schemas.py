@@ -55,6 +55,10 @@ def test_the_examples_fit_each_other() -> None:
     assert cluster.link("n1", "n1").bandwidth_bytes_per_second == 7.88e9
 
 
+def test_the_cluster_for_a_first_run_is_one() -> None:
+    assert len(example(Cluster, "yaml cluster of migrating").devices) == 2
+
+
 def test_the_figures_of_the_example_plan_are_right() -> None:
     costs = Costs(example(Profile, "json profile"), example(Cluster, "yaml cluster"))
     plan = example(PlanDocument, "json plan")

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import yaml
 
 from hetpipe.decide.elastic.caching import wants_cache
 from hetpipe.errors import JobError
@@ -36,9 +37,14 @@ def test_alpha_is_an_exact_fraction(given: object, exact: Fraction) -> None:
     assert section.alpha is not None and Fraction(section.alpha) == exact
 
 
+@pytest.mark.parametrize(("given", "mode"), [("on", "on"), ("off", "off"), ("'on'", "on"), ("auto", "auto")])
+def test_the_mode_of_the_cache_needs_no_quotation_marks(given: str, mode: str) -> None:
+    assert job({"layers": 1, **yaml.safe_load(f"cache: {given}")}).freeze.cache == mode
+
+
 def test_a_script_decides_the_moves_as_well() -> None:
     script = {"script": [{"at": {"clock": 2}, "do": "freeze", "layers": 1}]}
-    with pytest.raises(JobError, match=r"freeze.recut: moves layers where others freeze, but `elastic.script`"):
+    with pytest.raises(JobError, match=r"freeze.recut: changes plans where layers freeze, but `elastic.script`"):
         job({"recut": True}, elastic=script)
     assert job({"recut": True, "layers": 1}).freeze.recut
 
@@ -73,12 +79,33 @@ def test_a_script_decides_the_moves_as_well() -> None:
             "freeze.schedule: entry 1 freezes 2 layers, but `layers` freezes 2 from the start",
         ),
         ({"layers": -1}, "freeze.layers: "),
+        ({"compress": True}, "freeze.compress: needs layers that freeze"),
         ({"layers": 1, "mode": "off"}, "freeze.mode: "),
     ],
 )
 def test_what_cannot_be(freeze: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError) as caught:
         job(freeze)
+    assert any(problem.startswith(words) for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"sync": {"kind": "none"}}, "freeze.compress: makes several virtual workers of one"),
+        ({"sync": {"minibatches_per_wave": "proportional"}}, "freeze.compress: needs one number of minibatches"),
+        ({"memory": "auto"}, "freeze.compress: keeps the memory policies of layers"),
+        ({"storage": "s3://bucket"}, "freeze.compress: takes over states from files"),
+        (
+            {"elastic": {"script": [{"at": {"clock": 2}, "do": "freeze", "layers": 1}]}},
+            "freeze.compress: changes plans where layers freeze, but `elastic.script` decides all changes",
+        ),
+    ],
+)
+def test_pipelines_that_cannot_be_compressed(more: dict[str, Any], words: str) -> None:
+    freeze: dict[str, Any] = {"compress": True, "every": "epoch", "alpha": "1/3"}
+    with pytest.raises(JobError) as caught:
+        job(freeze, **more)
     assert any(problem.startswith(words) for problem in caught.value.problems), caught.value.problems
 
 

@@ -40,7 +40,7 @@ def nothing_is_left() -> Iterator[None]:
     before = segments_of()
     yield
     wait_until(lambda: segments_of() == before, timeout_seconds=SECONDS, what="segments freed")
-    assert "hetpipe-" not in "".join(path.name for path in Path("/dev/shm").iterdir())
+    assert "hetpipe-segment" not in "".join(path.name for path in Path("/dev/shm").iterdir())
 
 
 def connected(limits: LinkLimits | None = None) -> tuple[StreamListener, Link, Link]:

@@ -253,7 +253,7 @@ def run(case: Case, folder: Path, **options: Any) -> InProcessResult:
         expected = weight_buffers(
             stage=stage,
             num_stages=len(result.plan.virtual_workers[vw].stages),
-            minibatches_per_wave=most_minibatches_per_wave(case.job(), result.plan.virtual_workers[vw]),
+            minibatches_per_wave=most_minibatches_per_wave(case.job(), result.plan, vw),
             weights="wave" if POLICIES[case.weights].predicts is not None else case.weights,
         )
         expected = 1 if POLICIES[case.weights].predicts is not None else expected

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hetpipe.pipeline.live_move import LiveMove
 from tests.models import NUM_WITNESSES
@@ -125,6 +126,17 @@ CASES = {
     "flush": Case(
         stages=[[2, 3], [2, 3]], wave=2, minibatches=12, weights="flush", live=((3, 0, (4, 1)), (7, 0, (1, 4)))
     ),
+    # Layer 2 has the weight that the last layer uses as well: the users of a parameter see it wherever its owner is.
+    "tied": Case(
+        model="tied_in_between",
+        data="tokens",
+        workers=1,
+        stages=[[2, 3, 4]],
+        wave=3,
+        minibatches=15,
+        optimizer=dict(ADAMW),
+        live=((4, 0, (3, 2, 4)), (10, 0, (1, 5, 3))),
+    ),
     "no-shards": Case(
         workers=1,
         stages=[[2, 3]],
@@ -140,6 +152,24 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_bits_of_the_run_without_moves(name: str, tmp_path: Path) -> None:
     assert_moves_change_nothing(CASES[name], tmp_path)
+
+
+def test_more_frames_with_constants_than_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame has one row of a weight; those that are left after the last forward of the old version go at once."""
+    monkeypatch.setattr("hetpipe.pipeline.live_move._PART_BYTES", 1)
+    what = Case(
+        model="mlp32_with_constants",
+        workers=1,
+        stages=[[2, 3]],
+        wave=2,
+        minibatches=12,
+        live=((3, 0, (3, 2)), (7, 0, (1, 4))),
+    )
+    run(what, tmp_path / "moved")
+    run(replace(what, live=()), tmp_path / "not moved")
+    moved, expected = trained(tmp_path / "moved"), trained(tmp_path / "not moved")
+    assert moved.keys() == expected.keys()
+    assert [name for name, value in expected.items() if not torch.equal(moved[name], value)] == []
 
 
 @pytest.mark.exhaustive

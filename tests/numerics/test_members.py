@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from hetpipe.checker import check_run
+from hetpipe.checkpoint.manifest import checkpoint_dir
+from hetpipe.values.ids import Clock
 from hetpipe.values.policies import WEIGHT_POLICIES
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
@@ -86,6 +88,44 @@ def test_every_sample_counts_once_if_a_life_ends_as_well(at: str, number: int, v
     assert result.num_lives == 4 + (vw != 1), "one by the script, which the death of the same worker precedes"
     assert counts(tmp_path) == [[2] * NUM_WITNESSES] * 4
     assert (4, "join", 1) in changes(tmp_path)
+
+
+#: Moments of one that takes over, at the barrier at clock 2, and of the one before it.
+_MOMENTS = {
+    "before-prepared": death("before join", vw=1),
+    "prepared": death("after join", vw=2),
+    "other-before-prepared": death("before push", 1, vw=0),
+    "recorded": death("before pull", 2, vw=1),
+    "state-being-written": death("before report_checkpoint", 2, vw=0, stage=1),
+    "state-written": death("after report_checkpoint", 2, vw=0),
+    "after": death("before forward", 7, vw=2),
+    "long-after": death("after staged", 3, vw=1),
+}
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        name
+        if name in ("prepared", "recorded", "state-being-written")
+        else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in _MOMENTS
+    ],
+)
+def test_every_sample_counts_once_if_a_life_ends_around_a_take_over(moment: str, tmp_path: Path) -> None:
+    """Two of one stage take the devices of one of two; either, or the one before them, dies at each point of that."""
+    what = witness_case(
+        workers=1,
+        stages=[[2, 2]],
+        wave=2,
+        every_waves=3,
+        members=((2, "drop", 0),),
+        added=((2, 1, (4,), (0,)), (2, 2, (4,), (1,))),
+    )
+    result = run(what, tmp_path, deaths=(_MOMENTS[moment],), stall_seconds=20.0)
+    assert {(vw, incarnation) for vw, incarnation, *_ in result.ended} == {(_MOMENTS[moment].vw, 0)}
+    assert counts(tmp_path) == [[2] * NUM_WITNESSES] * 4
+    assert {vw for _, event, vw in changes(tmp_path) if event == "join"} >= {1, 2}
 
 
 def test_members_that_the_script_does_not_have_are_reported(tmp_path: Path) -> None:
@@ -187,6 +227,17 @@ def test_others_with_fewer_stages_take_the_devices_of_one_that_is_dropped(but: A
     assert changes(tmp_path) == expected
     numbers = {"waves": waves} if waves else {}
     assert_same_bits(trained(tmp_path), run_reference(what.reference(**numbers)))
+
+
+@pytest.mark.parametrize(
+    "clock", [pytest.param(2, marks=pytest.mark.exhaustive), 3, pytest.param(4, marks=pytest.mark.exhaustive)]
+)
+def test_a_run_goes_on_in_the_middle_of_a_script_that_changes_the_number_of_stages(clock: int, tmp_path: Path) -> None:
+    """From the barriers at which others take over, and from between them."""
+    what = replace(COMPRESSED, every_waves=3, minibatches=24)
+    run(what, tmp_path / "whole")
+    run(what, tmp_path / "resumed", restore=checkpoint_dir(tmp_path / "whole", Clock(clock)))
+    assert_same_bits(trained(tmp_path / "resumed"), run_reference(what.reference(waves=SHARES)))
 
 
 def test_who_trains_on_the_devices_of_one_that_does_is_reported(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.numerics.compare import ADAMW, Case, assert_same_bits, trained
 from tests.numerics.test_deaths import BATCH_NORM
 from tests.numerics.test_moves import barrier_move
 from tests.polling import wait_until
-from tests.processes.harness import Train, write_job
+from tests.processes.harness import Train, kill, write_job
 from tests.processes.test_elastic import workers
 from tests.processes.test_lives import waves
 from tests.reference.executor import run_reference
@@ -107,6 +107,36 @@ def test_replicas_leave_and_join(tmp_path: Path) -> None:
     assert outcome.returncode == 0, outcome.stderr
     assert check_run(train.run_dir, require_complete=True).ok
     assert_same_bits(trained(train.run_dir), run_reference(what.reference(waves={2: (4, 2, 2)})))
+
+
+@pytest.mark.parametrize("moment", ["prepared", "recorded"])
+def test_one_that_takes_over_devices_is_killed(moment: str, tmp_path: Path) -> None:
+    """Before the barrier at which it joins, which waits for its next life, so that no bit changes; or behind it."""
+    what = Case(
+        workers=1,
+        stages=[[2, 2]],
+        wave=2,
+        epochs=40,
+        optimizer=dict(ADAMW),
+        members=((20, "drop", 0),),
+        added=((20, 1, (4,), (0,)), (20, 2, (4,), (1,))),
+        **BATCH_NORM,
+    )
+    job = what.job().model_dump(mode="json")
+    named = ("batch_size", "epochs", "seed", "optimizer", "weights", "workers", "sync", "elastic")
+    values = {"model": "tests.models:" + what.model, "data": {"train": "tests.models:" + what.data}}
+    train = Train(tmp_path, write_job(tmp_path, **values, **{key: job[key] for key in named}))
+    vw = 0 if moment == "prepared" else 1
+    wait_until(lambda: bool(waves(train, vw, 0)), timeout_seconds=60.0, what=f"a wave of virtual worker {vw}")
+    (victim,) = [one["pid"] for one in train.status()["processes"] if one["role"] == "stage" and one["vw"] == 1]
+    kill(victim)
+    outcome = train.finish(150.0)
+    assert outcome.returncode == 0, outcome.stderr
+    assert f"(pid {victim}" in outcome.stderr
+    assert outcome.result["deaths"]["1"] == 1
+    assert check_run(train.run_dir, require_complete=True).ok
+    if moment == "prepared":
+        assert_same_bits(trained(train.run_dir), run_reference(what.reference()))
 
 
 def test_layers_move_as_an_operator_asks(tmp_path: Path) -> None:

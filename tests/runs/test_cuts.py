@@ -10,7 +10,7 @@ import pytest
 
 from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.server.decisions_file import append_decision
-from hetpipe.values.decisions import DecisionMoment, MoveDecision, MoveJudgement
+from hetpipe.values.decisions import DecisionMoment, MemberDecision, MoveDecision, MoveJudgement
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from tests.ui import folders
 
@@ -105,3 +105,13 @@ def test_the_object_has_the_gain() -> None:
     cut = CutChange(3, 0, (1, 3), "script", before=10.0, since=15.0)
     assert cut.to_json()["measured_gain"] == 0.5
     assert cut.to_json()["stages"] == (1, 3)
+
+
+def test_who_leaves_and_joins_as_layers_freeze(tmp_path: Path) -> None:
+    path = run_of(tmp_path)
+    at, reason = DecisionMoment(Clock(20)), "pipelines are compressed, as 4 layers with parameters are frozen"
+    append_decision(path, MemberDecision(at, "drop", VirtualWorkerIndex(0), "freeze", reason, 1.0))
+    append_decision(path, MemberDecision(at, "add", VirtualWorkerIndex(2), "freeze", reason, 1.0, (4,), (0,)))
+    texts = [cut.change_text for cut in read_cuts(path)]
+    assert texts == ["leaves", "joins, cut 4"]
+    assert {(cut.by, cut.reason) for cut in read_cuts(path)} == {("freeze", reason)}

@@ -21,8 +21,8 @@ import torch
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
+from hetpipe.decide.elastic.compressing import with_freeze_plans
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
-from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
 from hetpipe.decide.lifecycle.configs import homes_of
 from hetpipe.decide.lifecycle.planning import PlannedRun
@@ -209,19 +209,20 @@ class _Cluster:
             for node in range(run.nodes)
         ]
         self.plan = plan_job(run.job, report, agents, Term(1), JobId(run.job.name))
-        self.result = InProcessResult(self.plan)
         self._guard = threading.RLock()
         self._caches = {agent.agent: _cache_folders(run.job, run.run_dir, agent.agent) for agent in agents}
         self._threads: list[threading.Thread] = []
         self._histories: list[History] = []
-        self._homes = homes_of(run.job, self.plan)
-        data = run.job.data_spec(report.train_samples, self._homes)
+        data = run.job.data_spec(report.train_samples)
         self._progress = first_progress(data) if run.restore is None else read_manifest(run.restore).progress
         names = [layer.name for layer in report.layers]
         check_script(run.job, self.plan, data, self._progress, names)
         check_patterns(run.job.memory, names)
         self.plan = with_freeze_levels(self.plan, run.job, report.layers, self._progress)
-        self.plan = with_freeze_cuts(PlannedRun(run.job, self.plan, model=report), agents).plan
+        self.plan = with_freeze_plans(PlannedRun(run.job, self.plan, model=report), agents).plan
+        self._homes = homes_of(run.job, self.plan)
+        data = run.job.data_spec(report.train_samples, self._homes)
+        self.result = InProcessResult(self.plan)
         if run.keep_history:
             self._write_facts(report)
         self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
@@ -308,7 +309,7 @@ class _Cluster:
 
     def _stays_dropped(self, vw: VirtualWorkerIndex) -> bool:
         """Whether the script has dropped a virtual worker that it does not add again."""
-        return self._run.job.elastic.stays_dropped(vw)
+        return self._run.job.elastic.stays_dropped(vw) or bool(self.plan.freeze_lineups)
 
     def _replace_leaver(self, life: Life) -> None:
         """What a coordinator does when all stages of a life that was to leave have ended."""
@@ -356,6 +357,7 @@ class _Cluster:
             "minibatches": progress.minibatches,
             "waves": {vw: [one.minibatches_per_wave, one.origin] for vw, one in progress.waves.items()},
             "frozen": progress.frozen,
+            "lineup": progress.lineup,
         }
         facts = {
             "num_samples": report.train_samples,

@@ -42,7 +42,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "AgentDevice": "type memory_bytes torch_device",
         "MemberInfo": "pid highest_term highest_fence",
         "ClockSnapshot": "term published global_clock local max_distance epoch minibatches samples barrier "
-        "barrier_reason waves staged durable applied plans frozen",
+        "barrier_reason waves staged durable applied plans frozen lineup",
         "FrozenSince": "clock frozen layers",
         "PlanVersion": "version bounds planned",
         "HeartbeatRequest": "last_command",

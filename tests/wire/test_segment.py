@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -133,6 +134,32 @@ class TestTransfers:
                 with pytest.raises(ValueError, match="released"):
                     joined(first)
                 assert list(each) == []
+            assert sent.result(SECONDS)
+            lane.end_turn()
+
+    def test_a_chunk_that_is_sent_while_the_sender_waits_for_its_next(self, server: SegmentServer) -> None:
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def waiting() -> Iterator[bytes]:
+            yield b"first"
+            begun.set()
+            assert goes_on.wait(SECONDS)
+            yield b"last"
+
+        with closing(fetch_segment(server.offer(KEY))) as lane, ThreadPoolExecutor(1) as thread:
+            next_call(lane)
+            sent = thread.submit(lane.send, waiting(), is_over=never)
+            with server.receiving(KEY, (), context(lane)) as received:
+                each = iter(received)
+                assert joined(next(each)) == b"first"
+                assert begun.wait(SECONDS)
+                assert [lane.send_now(lambda: (b"now", b"!")) for _ in range(NUM_SLOTS)] == [True] * (NUM_SLOTS - 1) + [
+                    False
+                ]
+                assert [joined(next(each)) for _ in range(NUM_SLOTS - 1)] == [b"now!"] * (NUM_SLOTS - 1)
+                assert lane.send_now(lambda: (b"later",)), "a slot is free again"
+                goes_on.set()
+                assert copies(each) == [b"later", b"last"]
             assert sent.result(SECONDS)
             lane.end_turn()
 
@@ -432,7 +459,7 @@ class TestDeaths:
             kill(pid)
             wait_until(lambda: server.num_open == 0, timeout_seconds=SECONDS, what="segment forgotten")
         wait_until(lambda: segments_of() == before, timeout_seconds=SECONDS, what="segment freed")
-        assert not list(Path("/dev/shm").glob("*hetpipe*"))
+        assert not list(Path("/dev/shm").glob("*hetpipe-segment*"))
 
     def test_a_server_that_is_killed_leaves_nothing(self) -> None:
         before = segments_of()

@@ -45,6 +45,8 @@ def _text(job: Job, script: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield "# the bits are repeated by a job with sync.deterministic only"
     if job.freeze.alpha is not None:
         yield "# without freeze.alpha, freeze.every and freeze.waves of the job: the script has what norms decided"
+    if job.freeze.recuts:
+        yield "# without freeze.recut and freeze.compress of the job: the script has the cuts, and who trains"
     yield "elastic:"
     yield "  script:"
     for line in script:

@@ -37,7 +37,7 @@ def new_worker(run: PlannedRun, plan: Plan, free: Sequence[AgentInfo]) -> NewWor
     Raises:
         UserError: no devices are free, or the model does not fit on them; or the job follows a script.
     """
-    if run.job.elastic.script:
+    if run.job.elastic.script or run.job.freeze.compress:
         raise UserError(
             f"job {plan.job_id} follows a script of changes (elastic.script), which knows only its "
             f"{len(plan.virtual_workers)} virtual workers; start a job without a script to add others"

@@ -116,7 +116,9 @@ def freezing_of(job: Job, plan: Plan) -> Freezing | None:
     at_epochs = [FreezeChange(point.layers, epoch=point.epoch) for point in job.freeze.schedule]
     at_clocks = [FreezeChange(line.layers, clock=Clock(line.at.clock)) for line in job.elastic.freezes]
     changes = (*at_start, *at_epochs, *at_clocks)
-    return Freezing(plan.freeze_levels, changes, job.freeze.alpha, job.freeze.waves, plan.freeze_cuts)
+    return Freezing(
+        plan.freeze_levels, changes, job.freeze.alpha, job.freeze.waves, plan.freeze_cuts, plan.freeze_lineups
+    )
 
 
 def _mistakes(job: Job, layers: Sequence[LayerReport], start: Progress) -> Iterator[str]:

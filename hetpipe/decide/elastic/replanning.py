@@ -220,16 +220,6 @@ def best_cut(basis: Basis, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...]
     return _best_cut(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
 
 
-def with_freeze_cuts(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRun:
-    """The run with the cuts for its frozen layers, if its job asks for them and its devices are known."""
-    basis = basis_if_known(run, agents) if run.job.freeze.recut and run.plan.freeze_levels else None
-    if basis is None:
-        return run
-    plan, alike = run.plan, run.job.sync.traits.averages_gradients
-    cuts = freeze_cuts(basis, plan.virtual_workers, plan.freeze_levels, alike=alike)
-    return replace(run, plan=replace(plan, freeze_cuts=cuts))
-
-
 def freeze_cuts(
     basis: Basis, workers: Sequence[VirtualWorkerPlan], levels: Sequence[int], *, alike: bool
 ) -> tuple[FreezeCut, ...]:
@@ -245,16 +235,7 @@ def freeze_cuts(
     last = [worker.stages for worker in workers]
     for frozen in sorted({levels.index(level) for level in levels} - {0}):
         at = replace(basis, frozen_layers=levels[frozen])
-        of_each = [at.of(worker) for worker in workers]
-        best = [best_cut(one, stages) or stages for one, stages in zip(of_each, last, strict=True)]
-        if alike:
-            best = [_with_cut_of(_best_of_all(of_each, [*last, *best], last), stages) for stages in last]
-        else:
-            best = [
-                new if _rate_of(one, new) > _rate_of(one, old) else old
-                for one, new, old in zip(of_each, best, last, strict=True)
-            ]
-        last = [tuple(stages) for stages in best]
+        last = list(recut_workers([at.of(worker) for worker in workers], last, alike=alike))
         found += [
             FreezeCut(frozen, worker.index, replace(worker, stages=stages).bounds)
             for worker, stages in zip(workers, last, strict=True)
@@ -262,28 +243,47 @@ def freeze_cuts(
     return tuple(found)
 
 
-def _best_of_all(
+def recut_workers(
+    bases: Sequence[Basis], last: Sequence[tuple[StagePlan, ...]], *, alike: bool
+) -> tuple[tuple[StagePlan, ...], ...]:
+    """The stages of virtual workers with their best cuts; with the last one where that is as good.
+
+    Args:
+        bases: of each, with its N.
+        last: the stages of each.
+        alike: whether all are to be cut alike.
+    """
+    best = [best_cut(one, stages) or stages for one, stages in zip(bases, last, strict=True)]
+    if alike:
+        return tuple(with_cut_of(best_of_all(bases, [*last, *best], last), stages) for stages in last)
+    return tuple(
+        new if rate_of(one, new) > rate_of(one, old) else old for one, new, old in zip(bases, best, last, strict=True)
+    )
+
+
+def best_of_all(
     bases: Sequence[Basis], cuts: Sequence[Sequence[StagePlan]], workers: Sequence[Sequence[StagePlan]]
 ) -> Sequence[StagePlan]:
     """Of these cuts the first with which the slowest virtual worker is fastest, among those that fit on all."""
 
     def slowest(cut: Sequence[StagePlan]) -> float:
-        stages = [_with_cut_of(cut, of) for of in workers]
+        stages = [with_cut_of(cut, of) for of in workers]
         if not all(fits(basis, each) for basis, each in zip(bases, stages, strict=True)):
             return -1.0
-        return min(_rate_of(basis, each) for basis, each in zip(bases, stages, strict=True))
+        return min(rate_of(basis, each) for basis, each in zip(bases, stages, strict=True))
 
     return max(cuts, key=slowest)
 
 
-def _with_cut_of(cut: Sequence[StagePlan], stages: Sequence[StagePlan]) -> tuple[StagePlan, ...]:
+def with_cut_of(cut: Sequence[StagePlan], stages: Sequence[StagePlan]) -> tuple[StagePlan, ...]:
+    """The stages with the layers that those of `cut` have."""
     return tuple(
         replace(stage, first_layer=of.first_layer, last_layer=of.last_layer, memory=())
         for stage, of in zip(stages, cut, strict=True)
     )
 
 
-def _rate_of(basis: Basis, stages: Sequence[StagePlan]) -> float:
+def rate_of(basis: Basis, stages: Sequence[StagePlan]) -> float:
     """Minibatches per second of a virtual worker with these stages, as far as they are known."""
     return _rate(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
 

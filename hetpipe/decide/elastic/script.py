@@ -35,7 +35,9 @@ from hetpipe.values.decisions import (
     MemberDecision,
     MoveDecision,
     MoveJudgement,
+    WavesDecision,
 )
+from hetpipe.values.freezing import FreezeLineup
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.memory import MemoryChange, concerns
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
@@ -149,13 +151,15 @@ def memory_changes(job: Job, vw: VirtualWorkerIndex) -> tuple[MemoryChange, ...]
     )
 
 
-def most_minibatches_per_wave(job: Job, worker: VirtualWorkerPlan) -> int:
+def most_minibatches_per_wave(job: Job, plan: Plan, vw: VirtualWorkerIndex) -> int:
     """The largest N_v that a virtual worker ever has."""
-    return max(job.minibatches_in(worker), *(change.of(worker.index) for change in wave_changes(job)), 1)
+    compressed = [lineup.minibatches_per_wave for lineup in plan.freeze_lineups]
+    own = job.minibatches_in(plan.virtual_workers[vw])
+    return max(own, *(change.of(vw) for change in wave_changes(job)), *compressed, 1)
 
 
 #: The lines that repeat what a run has decided.
-DecidedLine = MoveLine | DropLine | AddLine | FreezeLine | BarrierLine
+DecidedLine = MoveLine | DropLine | AddLine | WavesLine | FreezeLine | BarrierLine
 
 
 def script_of(decisions: Iterable[DecisionLine]) -> tuple[DecidedLine, ...]:
@@ -171,9 +175,13 @@ def script_of(decisions: Iterable[DecisionLine]) -> tuple[DecidedLine, ...]:
             case MemberDecision(do="drop"):
                 found.append((clock, line.vw, DropLine(at=at, do="drop", vw=line.vw)))
             case MemberDecision():
-                found.append((clock, line.vw, AddLine(at=at, do="add", vw=line.vw)))
+                new = {"stages": line.stages, "devices": line.devices} if line.devices else {}
+                found.append((clock, line.vw, AddLine(at=at, do="add", vw=line.vw, **new)))
             case FreezeDecision():
                 found.append((clock, -1, FreezeLine(at=at, do=line.do, layers=line.layers)))
+            case WavesDecision():
+                waves = WavesLine(at=at, do=line.do, minibatches_per_wave=line.minibatches_per_wave)
+                found.append((clock, -1, waves))
             case BarrierDecision():
                 found.append((clock, -1, BarrierLine(at=at, do=line.do)))
     return tuple(line for _, _, line in sorted(found, key=lambda entry: entry[:2]))
@@ -201,21 +209,52 @@ def member_decisions(
             yield MemberDecision(moment, "add", member.vw, "drain", "it came back after it was drained", wall)
 
 
+def lineup_decisions(
+    record: SegmentRecord, before: FreezeLineup, lineup: FreezeLineup, *, wall: float
+) -> Iterator[MemberDecision | WavesDecision]:
+    """The decisions by which a lineup replaces another one at the barrier of `record` (freezing.md §4)."""
+    moment = DecisionMoment(record.start)
+    reason = f"pipelines are compressed, as {lineup.frozen} layers with parameters or more are frozen"
+    joined = {member.vw: member for member in record.members if member.joined}
+    for member in record.left:
+        if member.vw not in lineup.members:
+            yield MemberDecision(moment, "drop", member.vw, "freeze", reason, wall)
+    for worker in lineup.workers:
+        if worker.vw in joined:
+            stages = layer_counts(joined[worker.vw].bounds)
+            yield MemberDecision(moment, "add", worker.vw, "freeze", reason, wall, stages, worker.devices)
+    if before.minibatches_per_wave != lineup.minibatches_per_wave:
+        yield WavesDecision(moment, "waves", lineup.minibatches_per_wave, "freeze", reason, wall)
+
+
 def next_add(job: Job, vw: VirtualWorkerIndex, after: int) -> tuple[int, AddLine] | None:
     """The first line, and its number, with which the script adds a virtual worker at a clock above `after`."""
     adds = ((number, line) for number, line in enumerate(job.elastic.script) if isinstance(line, AddLine))
     return next(((number, line) for number, line in adds if line.vw == vw and line.at.clock > after), None)
 
 
-def predecessor(job: Job, plan: Plan, vw: VirtualWorkerIndex, clock: int) -> VirtualWorkerIndex | None:
-    """The virtual worker whose state `vw` takes over, as it leaves where `vw` joins, and had its first device."""
-    if not any(line.vw == vw and line.at.clock == clock for _, line in job.elastic.added):
+def predecessor(
+    job: Job, plan: Plan, vw: VirtualWorkerIndex, clock: int, left: Iterable[VirtualWorkerIndex] | None = None
+) -> VirtualWorkerIndex | None:
+    """The virtual worker whose state `vw` takes over, as it leaves where `vw` joins, and had its first device.
+
+    Args:
+        job: of the run.
+        plan: of the run.
+        vw: joins.
+        clock: of the barrier.
+        left: who has left there; None: those that the script drops there.
+    """
+    is_compressed = any(vw in lineup.members for lineup in plan.freeze_lineups[1:])
+    if not is_compressed and not any(line.vw == vw and line.at.clock == clock for _, line in job.elastic.added):
         return None
+    if left is None:
+        left = [change.vw for change in member_changes(job) if change.clock == clock and not change.joins]
     first = plan.virtual_workers[vw].stages[0]
-    for change in member_changes(job):
-        places = [(stage.agent, stage.device) for stage in plan.virtual_workers[change.vw].stages]
-        if change.clock == clock and not change.joins and (first.agent, first.device) in places:
-            return change.vw
+    for other in left:
+        places = [(stage.agent, stage.device) for stage in plan.virtual_workers[other].stages]
+        if (first.agent, first.device) in places:
+            return other
     return None
 
 
@@ -423,12 +462,20 @@ class _ScriptedRun:
             return
         change = WaveChange(Clock(line.at.clock), line.counts)
         for worker in workers:
+            if not self._trains_between(worker.index, line.at.clock):
+                continue
             least = POLICIES[self.job.weights].least_minibatches_per_wave(len(worker.stages))
             if change.of(worker.index) < least:
                 yield (
                     f"has {change.of(worker.index)} minibatches per wave, but {self.job.weights} needs as many as "
                     f"virtual worker {worker.index} has stages; use {least} or more"
                 )
+
+    def _trains_between(self, vw: VirtualWorkerIndex, clock: int) -> bool:
+        """Whether a virtual worker trains at any time from a line `waves` on, up to the next one."""
+        lines, later = member_changes(self.job), [line.at.clock for line in self.job.elastic.waves]
+        end = min((at for at in later if at > clock), default=self.end)
+        return any(not is_absent(lines, vw, at) for at in (clock, *(c.clock for c in lines if clock < c.clock < end)))
 
     def _mistakes_of_moment(self, vw: int, p: int) -> Iterator[str]:
         wave, numbers = self._numbers_at(vw, p)

@@ -59,6 +59,7 @@ from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, Scrip
 from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.commands import ChildExit, KeyedStageReport, StartStageCommand, StopVirtualWorkerCommand
 from hetpipe.values.events import Waiting, WorkerLeft, WorkerLost, WorkerQuarantined, WorkerRejoined, WorkerStatus
+from hetpipe.values.freezing import joining, outgrown
 from hetpipe.values.ids import AgentId, Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.values.life_state import COMPUTING, UP, LifeState
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
@@ -327,6 +328,8 @@ class VirtualWorkers:
         self._alone_since: float | None = None
         #: The newest clock that is published, and the least that a member has reached.
         self._published = self._reached = Clock(0)
+        #: F, and that of those who train.
+        self._frozen = self._lineup = 0
         #: Since when all others wait at a barrier for one that the script adds, and whose agents are away.
         self._awaited_since: dict[VirtualWorkerIndex, float] = {}
         self._ticked = now
@@ -466,6 +469,7 @@ class VirtualWorkers:
                     if worker.state in COMPUTING and worker.vw in clocks.local:
                         worker.on_clock(clocks.local[worker.vw])
                 self._published, self._reached = clocks.published, min(clocks.local.values(), default=clocks.published)
+                self._lineup, self._frozen = clocks.lineup, clocks.frozen[-1].frozen if clocks.frozen else 0
                 self._drop(clocks.published, now=now)
             case DrainedPersisted():
                 self._drained.on_answer(fact, now=now)
@@ -612,13 +616,20 @@ class VirtualWorkers:
                 """It is already leaving, or between two incarnations."""
 
     def _drop(self, published: Clock, *, now: float) -> None:
-        """End the virtual workers that the script has dropped for good, those that were away at that clock too."""
+        """End the virtual workers that are dropped for good, those that were away at that clock too."""
+        for vw in outgrown(self._assignment.plan.freeze_lineups, self._lineup):
+            if (worker := self._workers.get(vw)) is not None and not worker.stays_out:
+                self._drain(worker, stays_out=True, now=now)
         for line in self._assignment.job.elastic.members:
             worker = self._workers.get(VirtualWorkerIndex(line.vw))
             if worker is None or worker.stays_out or line.at.clock > published:
                 continue
             if self._assignment.job.elastic.stays_dropped(line.vw):
                 self._drain(worker, stays_out=True, now=now)
+
+    def _stays_dropped(self, vw: VirtualWorkerIndex) -> bool:
+        """Whether a virtual worker that leaves does not come back."""
+        return bool(self._assignment.plan.freeze_lineups) or self._assignment.job.elastic.stays_dropped(vw)
 
     def _add(self, worker: VirtualWorker, *, now: float) -> None:
         worker.request_restart(now=now)
@@ -704,7 +715,7 @@ class VirtualWorkers:
             worker.take(LifeStep.GOT_DONE, now=now)
         elif worker.state is LifeState.READY and self._stages.all_left(worker.vw):
             # An earlier coordinator has requested its drain, or the script drops it.
-            worker.stays_out = worker.stays_out or self._assignment.job.elastic.stays_dropped(worker.vw)
+            worker.stays_out = worker.stays_out or self._stays_dropped(worker.vw)
             worker.take(LifeStep.DRAIN_ASKED, now=now)
         elif worker.state is LifeState.STARTING and worker.incarnation and self._is_over_for(now):
             # It cannot have joined: stages that have joined report their end at about the same time.
@@ -770,7 +781,14 @@ class VirtualWorkers:
             worker.ask_at = now
 
     def _cannot_come(self, worker: VirtualWorker, cause: str, *, now: float) -> None:
-        """Fail the script if it adds that virtual worker later."""
+        """Fail the run if that virtual worker is to join later."""
+        lineups = self._assignment.plan.freeze_lineups
+        if any(worker.vw in joining(lineups, self._lineup, lineup.frozen) for lineup in lineups):
+            why = (
+                f"freeze.compress: virtual worker {worker.vw} trains when more layers are frozen, but it cannot come: "
+                f"{cause}; mend that, or remove `compress`"
+            )
+            self._out.append(Failure(Rank.GONE, ScriptFailed.__name__, why, now))
         added = next_add(self._assignment.job, worker.vw, self._published)
         if added is not None:
             self._out.append(Failure(Rank.GONE, ScriptFailed.__name__, cannot_come(*added, cause), now))
@@ -822,7 +840,9 @@ class VirtualWorkers:
     def _check_added(self, worker: VirtualWorker, *, now: float) -> None:
         """Limit the wait of all others for one that the script adds, and whose agents are away."""
         added = next_add(self._assignment.job, worker.vw, self._published)
-        is_awaited = added is not None and self._published == added[1].at.clock - 1 and self._reached > self._published
+        is_next = added is not None and self._published == added[1].at.clock - 1
+        is_next = is_next or worker.vw in joining(self._assignment.plan.freeze_lineups, self._lineup, self._frozen)
+        is_awaited = is_next and self._reached > self._published
         away = self._away_of(worker) if worker.state is LifeState.AWAITING and is_awaited else []
         if not away:
             self._awaited_since.pop(worker.vw, None)

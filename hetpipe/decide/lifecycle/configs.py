@@ -154,6 +154,7 @@ def _emulated(job: Job, plan: Plan) -> dict[tuple[VirtualWorkerIndex, int], Devi
     workers = map(VirtualWorkerIndex, range(job.num_workers))
     places = [(vw, index) for vw in workers for index in range(job.num_stages(vw))]
     added = {VirtualWorkerIndex(line.vw): line.devices or () for _, line in job.elastic.added}
+    added |= {worker.vw: worker.devices for lineup in plan.freeze_lineups[1:] for worker in lineup.workers}
     joined = [worker for worker in plan.virtual_workers[job.num_workers :] if worker.index not in added]
     later = [(worker.index, index) for worker in joined for index in range(len(worker.stages))]
     found = dict(zip([*places, *later], job.emulated_devices(len(later)), strict=True))

@@ -15,7 +15,7 @@ from hetpipe.decide.lifecycle.inspections import Inspected
 from hetpipe.decide.lifecycle.known_cluster import PlanningInputs, describe
 from hetpipe.decide.planner.assignment import Offered, assign
 from hetpipe.decide.planner.choose import choose_plan
-from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.costs import Costs, StagePlace
 from hetpipe.decide.planner.cuts import Recompute
 from hetpipe.decide.planner.emulation import EmulatedStage, emulations
 from hetpipe.decide.planner.layer_memory import choose_policies, least_bytes
@@ -40,12 +40,12 @@ from hetpipe.job.elastic import AddLine, MemoryLine, MoveLine, ScriptLine, Scrip
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
+from hetpipe.values.freezing import lineup_for
 from hetpipe.values.ids import Clock, DeviceId, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.memory import (
     LayerPolicy,
     MemoryChange,
-    StageFigures,
     changed_policies,
     policies_of,
     stage_memory,
@@ -210,6 +210,20 @@ def plan_run(
     return PlannedRun(planned, plan, described, document, played, model)
 
 
+def with_workers(run: PlannedRun, plan: Plan) -> PlannedRun:
+    """The run with a plan that has further lineups on the devices of its own, which play them as those of its first."""
+    if run.described is None or not run.emulations:
+        return replace(run, plan=plan)
+    cluster, document = run.described.cluster, run.document
+    stages = _emulated_stages(plan, _played_devices(plan, cluster, document))
+    nodes = [node.name for node in cluster.nodes if node.devices]
+    shards = [nodes[shard % len(nodes)] for shard in range(plan.num_shards)] if document is None else document.shards
+    costs = Costs(run.described.profile, cluster)
+    together = ([stages[vw] for vw in lineup.members] for lineup in plan.freeze_lineups)
+    played = chain.from_iterable(_emulations(run.job, costs, own, shards) for own in together)
+    return replace(run, plan=plan, emulations=tuple(played))
+
+
 def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocument | None:
     """The forecast, extended by that of this run's segments from `start` on; None if it was not planned.
 
@@ -253,14 +267,21 @@ def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocum
 
 
 def _frozen_plan(
-    run: PlannedRun, document: PlanDocument, described: PlanningInputs, frozen_layers: int
+    run: PlannedRun, document: PlanDocument, described: PlanningInputs, frozen_layers: int, lineup: int
 ) -> tuple[SimulatedPlan, Costs]:
-    """The plan of a run while layers are frozen, with the cut that it then has, and its costs."""
+    """The plan of a run while layers are frozen, with those who then train and their cuts, and its costs."""
     plan, costs = frozen_plan(document, described.profile, described.cluster, frozen_layers)
-    frozen = run.plan.freeze_levels.index(frozen_layers)
+    frozen, who = run.plan.freeze_levels.index(frozen_layers), lineup_for(run.plan.freeze_lineups, lineup)
     if frozen_layers == document.frozen_layers:
         return plan, costs  # it is made for them
-    return with_cuts(plan, {cut.vw: cut.bounds for cut in run.plan.freeze_cuts if cut.frozen == frozen}), costs
+    cuts: dict[int, tuple[int, ...]] = {cut.vw: cut.bounds for cut in run.plan.freeze_cuts if cut.frozen <= frozen}
+    if who is None:
+        return with_cuts(plan, cuts), costs
+    places = [stage for stages in plan.workers for stage in stages]
+    workers = tuple(tuple(places[device] for device in worker.devices) for worker in who.workers)
+    bounds = [cuts.get(vw, run.plan.virtual_workers[vw].bounds) for vw in who.members]
+    waves = (who.minibatches_per_wave,) * len(workers)
+    return with_cuts(replace(plan, workers=workers, minibatches_per_wave=waves), dict(enumerate(bounds))), costs
 
 
 def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:
@@ -417,7 +438,7 @@ def _with_policies(job: Job, described: PlanningInputs, plan: Plan) -> Plan:
         chosen = []
         for index, (stage, kind) in enumerate(zip(worker.stages, types, strict=False)):
             place, n = (index, len(worker.stages)), job.minibatches_of(worker.index)
-            figures = _figures(job, costs, kind, _layers(stage), place, n)
+            figures = _place(job, costs, kind, place, n).figures(*_layers(stage))
             found = choose_policies(figures, costs.memory_bytes[kind])
             if found is None:
                 raise _too_little(
@@ -428,22 +449,22 @@ def _with_policies(job: Job, described: PlanningInputs, plan: Plan) -> Plan:
     return replace(plan, virtual_workers=tuple(workers))
 
 
-def _figures(
-    job: Job,
-    costs: Costs,
-    kind: str,
-    layers: tuple[int, int],
-    place: tuple[int, int],
-    minibatches_per_wave: int,
-) -> StageFigures:
+def _place(job: Job, costs: Costs, kind: str, place: tuple[int, int], minibatches_per_wave: int) -> StagePlace:
     """A stage of a job, for its memory policies."""
     options = options_of(job, slots=slots_of(job.optimizer, job.weights) or 0)
     memory, speed = options.memory(minibatches_per_wave), job.cluster.host_bytes_per_second
-    return costs.place(kind, place, memory, host_bytes_per_second=speed).figures(*layers)
+    return costs.place(kind, place, memory, host_bytes_per_second=speed)
 
 
 def _check_memory(
-    job: Job, costs: Costs, cut: _Cut, kinds: Sequence[str], devices: Sequence[DeviceId], *, instead: str
+    job: Job,
+    costs: Costs,
+    cut: _Cut,
+    kinds: Sequence[str],
+    devices: Sequence[DeviceId],
+    *,
+    instead: str,
+    beside: _Cut | None = None,
 ) -> None:
     """Check that every stage fits in its device's memory, under the memory policies of its layers.
 
@@ -454,19 +475,33 @@ def _check_memory(
         kinds: the types of its devices.
         devices: their names.
         instead: what helps where other policies would fit, up to how many bytes these need.
+        beside: the cut by which it computes at the same time, as its layers move without a barrier to `cut`.
 
     Raises:
         InfeasiblePlan: one does not.
     """
     for index, (kind, device) in enumerate(zip(kinds, devices, strict=True)):
         layers, there = cut.layers(index), costs.memory_bytes[kind]
-        figures = _figures(job, costs, kind, layers, (index, len(kinds)), cut.minibatches_per_wave)
+        place = _place(job, costs, kind, (index, len(kinds)), cut.minibatches_per_wave)
+        figures = place.figures(*layers)
         needed = stage_memory(figures, cut.policies[slice(*layers)]).num_bytes
         if needed > there:
             error = _too_little(cut.vw, index, layers, f"{device}, a {kind}", (needed, there))
             if (least := least_bytes(figures)) > there:
                 raise error
             raise InfeasiblePlan(f"{error}; or {instead} {bytes_text(least, round_up=True)} suffice")
+        if beside is None or (others := beside.layers(index)) == layers:
+            continue
+        # Weights of both; each minibatch in flight has the activations of one.
+        before = stage_memory(place.figures(*others), beside.policies[slice(*others)]).num_bytes
+        both = max(needed + place.bytes_of_weights(*others), before + place.bytes_of_weights(*layers))
+        if both > there:
+            raise InfeasiblePlan(
+                f"stage {index} of virtual worker {cut.vw} computes by both cuts while layers move without a barrier "
+                f"(layers {others[0]} to {others[1] - 1}, then {layers[0]} to {layers[1] - 1}) and needs "
+                f"{bytes_text(both)} for it, but {device}, a {kind}, has {bytes_text(there)}; give a `clock`: at a "
+                "barrier nothing is in flight meanwhile"
+            )
 
 
 def check_script_memory(run: PlannedRun, start: Progress) -> None:
@@ -500,7 +535,13 @@ def check_script_memory(run: PlannedRun, start: Progress) -> None:
                 try:
                     kinds = [cluster.devices[device] for device in own]
                     _check_memory(
-                        job, costs, cut, kinds, own, instead="give its layers other policies before, with which"
+                        job,
+                        costs,
+                        cut,
+                        kinds,
+                        own,
+                        instead="give its layers other policies before, with which",
+                        beside=old if isinstance(line, MoveLine) and line.is_live else None,
                     )
                 except InfeasiblePlan as error:
                     raise InfeasiblePlan(f"elastic.script[{number}]: {error}") from error

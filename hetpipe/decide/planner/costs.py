@@ -117,13 +117,17 @@ class StagePlace:
     returning_ticks: Sequence[int]
     """Transfer of gradients at each cut, from the stage behind."""
 
+    def bytes_of_weights(self, first: int, last: int) -> int:
+        """All copies of the parameters of layers [first, last)."""
+        return self.weight_bytes[last] - self.weight_bytes[first]
+
     def figures(self, first: int, last: int) -> StageFigures:
         """The stage with layers [first, last)."""
         return StageFigures(
             self.layers[first:last],
             in_flight=self.in_flight,
             receives=self.receives,
-            fixed_bytes=self.weight_bytes[last] - self.weight_bytes[first] + self.reserve_bytes,
+            fixed_bytes=self.bytes_of_weights(first, last) + self.reserve_bytes,
             receive_ticks=self.arriving_ticks[first] + self.returning_ticks[last],
             host_bytes_per_second=self.host_bytes_per_second,
         )

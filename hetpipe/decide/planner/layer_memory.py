@@ -27,9 +27,9 @@ from typing import Literal
 
 from hetpipe.values.memory import LayerPolicy, StageFigures, StageMemory, canonical, stage_memory
 
-#: Partial choices that are examined for a stage, about half a second's; beyond, the best known choice is returned with
+#: Partial choices that are examined for a stage, up to half a second's; beyond, the best known choice is returned with
 #: its gap.
-MAX_EXAMINED = 80_000
+MAX_EXAMINED = 70_000
 
 #: Bisections of the division of a second between recomputation and swaps, and for each of the price of memory.
 _NUM_SHARES = 5

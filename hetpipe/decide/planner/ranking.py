@@ -17,16 +17,21 @@ accuracy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, islice
 from typing import Protocol, get_args
 
 from hetpipe.decide.planner.allocation import equal_distribution, hybrid_distribution, node_partition
 from hetpipe.decide.planner.allocation.auto import auto
 from hetpipe.decide.planner.allocation.exhaustive import every_grouping
-from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs, partitioner_for
 from hetpipe.decide.planner.options import AllocationName, PlanOptions
+from hetpipe.decide.planner.partitioner import StageCut
+from hetpipe.decide.planner.scale_model import scale_model
 from hetpipe.decide.planner.simulation_length import LEAST_WAVES, simulated_waves, work_per_wave
+from hetpipe.decide.planner.tiling import tiling_of
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
@@ -90,7 +95,7 @@ class RankedPlan:
         return self.predicted.samples_per_second
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Candidate:
     plan: JobPlan
     jobs: Jobs
@@ -102,11 +107,15 @@ class _Candidate:
         """Samples per second by closed form."""
         return self.plan.rate.samples_per_second
 
-    @property
+    @cached_property
     def work(self) -> int:
         """Computations of one simulated wave."""
-        plan = self.plan
-        return work_per_wave([worker.stages for worker in plan.workers], plan.waves, plan.placed)
+        workers: Sequence[Sequence[StageCut]] = [worker.stages for worker in self.plan.workers]
+        waves, placed = self.plan.waves, self.plan.placed
+        scale = scale_model(workers, waves, placed, self.plan.costs)
+        if scale is not None:
+            workers, waves, placed = scale.chosen(workers), scale.chosen(waves), scale.placed
+        return work_per_wave(workers, waves, placed)
 
 
 def preferred(found: Sequence[RankedPlan]) -> RankedPlan:
@@ -135,6 +144,15 @@ class Ranking:
         self._options = jobs.options
         self._best: dict[AllocationName, RankedPlan] = {}
         self._simulated: dict[tuple[object, ...], Predicted] = {}
+        self._tiling = tiling_of(jobs.costs.cluster, jobs.options)
+
+    @cached_property
+    def _small(self) -> Ranking:
+        """Of the small cluster whose plans are repeated."""
+        assert self._tiling is not None, "the cluster is a large one"
+        given, options = self._jobs.costs, replace(self._options, placement="balanced")
+        costs = Costs(given.original, self._tiling.small, given.frozen_layers)
+        return Ranking(Jobs(costs, options, partitioner_for(costs, options)), self._predict)
 
     def of(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> RankedPlan:
         """The best plan of an allocation.
@@ -147,8 +165,42 @@ class Ranking:
             PlanError: the allocation has no feasible plan.
         """
         if name not in self._best:
-            self._best[name] = self._ranked(name, by_closed_form)
+            self._best[name] = self._repeated(name, by_closed_form) or self._ranked(name, by_closed_form)
         return self._best[name]
+
+    def _repeated(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> RankedPlan | None:
+        """For a large cluster, copies of the plan of a small one; also with groups of what is left over."""
+        if self._tiling is None or name not in _BY_NAME or (self._tiling.rest and name in _OF_WHOLE_CLUSTER):
+            return None
+        try:
+            small = self._small.of(name, by_closed_form)
+        except PlanError:
+            return None  # the model may need more devices
+        jobs = self._jobs.under("balanced", small.options.staleness)
+        groupings = [self._tiling.repeated(_groups_of(small.plan))]
+        try:
+            rest = by_closed_form(jobs.on(self._tiling.rest)) if self._tiling.rest else None
+        except PlanError:
+            rest = None  # too few
+        if rest is not None:
+            groupings.append([*groupings[0], *_groups_of(rest)])
+        found = []
+        for groups in groupings:
+            plan = jobs.best_with(small.plan.minibatches_per_wave, groups)
+            if plan is not None:
+                plan = jobs.in_proportion(plan) if self._options.proportional else plan
+                found.append(self._whole(_Candidate(plan, jobs, small.most_minibatches)))
+        if found and name == "auto":
+            found += self._by_name()
+        return preferred(found) if found else None
+
+    def _by_name(self) -> Iterator[RankedPlan]:
+        """The plans of the other allocations, as far as they have one."""
+        for name in _OTHERS:
+            try:
+                yield self.of(name, _BY_NAME[name])
+            except PlanError:
+                continue
 
     def _ranked(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> RankedPlan:
         if name == "parallel":
@@ -156,11 +208,7 @@ class Ranking:
         groupings = self._distinct(self._groupings(name, by_closed_form))
         found = self._search(groupings, self._staleness_bounds[-1])
         if name == "auto":
-            for other in ("NP", "ED", "HD"):
-                try:
-                    found.append(self.of(other, _BY_NAME[other]))
-                except PlanError:
-                    continue
+            found += self._by_name()
         if not found:
             return self._whole(_Candidate(by_closed_form(self._jobs), self._jobs))  # raises the reason
         return preferred(self._with_less_staleness(found))
@@ -313,6 +361,12 @@ class Ranking:
             found = self._simulated[key] = self._predict(plan, options, waves=waves)
         return found
 
+
+#: The allocations that `auto` competes with.
+_OTHERS: tuple[AllocationName, ...] = ("NP", "ED", "HD")
+
+#: Allocations that divide all devices evenly.
+_OF_WHOLE_CLUSTER: tuple[AllocationName, ...] = ("ED", "HD")
 
 _BY_NAME: Mapping[AllocationName, Callable[[Jobs], JobPlan]] = {
     "NP": node_partition.node_partition,

@@ -42,37 +42,40 @@ _WITHIN_NODE: dict[Traffic, tuple[_Side, ...]] = {
 class Network:
     """Creates flows that share the resources of one cluster."""
 
-    def __init__(self, engine: Engine, cluster: Cluster, *, contention: bool) -> None:
+    def __init__(self, engine: Engine, cluster: Cluster, *, contention: bool, local_shards: bool = True) -> None:
         """Start with all resources idle.
 
         Args:
             engine: provides the time.
             cluster: the links.
             contention: whether flows share resources.
+            local_shards: whether weights that stay on a node pass no network card.
         """
         self._engine = engine
         self._cluster = cluster
         self._contention = contention
+        self._local_shards = local_shards
         self._resources: dict[tuple[str, _Side], SharedResource] = {}
         self._links: dict[tuple[str, str], LinkSpec] = {}
         self._num_flows = 0
 
     def flow(self, spec: FlowSpec, deliver: Callable[[int], None], log: Callable[[int, int, int], None] | None) -> Flow:
         """Create the flow of `spec`; `deliver` and `log` as for `Flow`."""
-        link = self._link(spec.source, spec.target)
+        is_local = spec.source == spec.target and (self._local_shards or spec.shard is None)
+        link = self._link(spec.source, spec.target, is_local=is_local)
         self._num_flows += 1
         return Flow(
             self._engine,
             self._num_flows,
             alone_ticks=ticks(link.transfer_ms(spec.num_bytes)),
             latency_ticks=ticks(1000 * link.latency_seconds),
-            shares=self._shares(spec, link) if self._contention else (),
+            shares=self._shares(spec, link, is_local=is_local) if self._contention else (),
             deliver=deliver,
             log=log,
         )
 
-    def _shares(self, spec: FlowSpec, link: LinkSpec) -> list[tuple[SharedResource, int]]:
-        if spec.source == spec.target:
+    def _shares(self, spec: FlowSpec, link: LinkSpec, *, is_local: bool) -> list[tuple[SharedResource, int]]:
+        if is_local:
             work = ticks(1000 * spec.num_bytes / link.effective_bytes_per_second)
             return [(self._resource(spec.source, side), work) for side in _WITHIN_NODE[spec.traffic]]
         return [
@@ -87,7 +90,9 @@ class Network:
     def _cards(self) -> dict[str, float]:
         return {node.name: self._cluster.network_card(node.name) for node in self._cluster.nodes}
 
-    def _link(self, source: str, target: str) -> LinkSpec:
+    def _link(self, source: str, target: str, *, is_local: bool) -> LinkSpec:
+        if source == target and not is_local:
+            return self._cluster.links.inter_node
         found = self._links.get((source, target))
         if found is None:
             found = self._links[source, target] = self._cluster.link(source, target)

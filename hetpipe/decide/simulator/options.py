@@ -42,6 +42,10 @@ class SimulationOptions:
     """
     contention: bool = True
     """Whether transfers share network cards and PCIe roots; if not, each takes its uncontended time."""
+    local_shards: bool = True
+    """Whether weights that stay on a node pass no network card. In a scale model they pass it, as nearly all weights of
+    a large job do.
+    """
     apply_bytes_per_second: float = APPLY_BYTES_PER_SECOND
     """Rate at which a shard adds updates."""
     exchange_seconds: float = 0.0

@@ -11,11 +11,13 @@ from hetpipe.decide.planner import simulation_length
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.jobs import JobPlan
 from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.planner.scale_model import ScaleModel, scale_model
 from hetpipe.decide.planner.simulation_length import simulated_waves, work_per_wave
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.decide.simulator.result import SimulationResult
 from hetpipe.decide.simulator.simulate import simulate
+from hetpipe.decide.simulator.traffic import cross_node_bytes_per_minibatch
 from hetpipe.decide.sync.division import mean_minibatches
 from hetpipe.decide.sync.segment import SegmentLength
 from hetpipe.values.cluster import Links, LinkSpec
@@ -31,7 +33,7 @@ _INSTANT_LINKS = Links(intra_node=_INSTANT, inter_node=_INSTANT)
 
 
 #: Number of frozen layers → the plan of the run with them, and its costs.
-FrozenPlans = Callable[[int], tuple[SimulatedPlan, Costs]]
+FrozenPlans = Callable[[int, int], tuple[SimulatedPlan, Costs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Emulation:
 def predicted(
     plan: JobPlan, options: PlanOptions, *, played: Emulation | None = None, waves: int | None = None
 ) -> Predicted:
-    """Speed and traffic of `plan` in the steady state.
+    """Speed and traffic of `plan` in the steady state; the speed of a large one from its scale model.
 
     Args:
         plan: the planner's result.
@@ -58,7 +60,9 @@ def predicted(
     Raises:
         PlanError: the plan cannot be run with these options.
     """
-    simulated, costs, stragglers = _as_emulated(_simulated(plan), plan.costs, played)
+    whole, costs, stragglers = _as_emulated(planned(plan), plan.costs, played)
+    scale = None if played is not None else scale_model(whole.workers, whole.minibatches_per_wave, whole.placed, costs)
+    simulated = whole if scale is None else at_scale(whole, scale)
     how = SimulationOptions(
         staleness=options.staleness,
         pull=options.pull,
@@ -68,11 +72,19 @@ def predicted(
         stragglers=stragglers,
         staggered=True,
         contention=played is None,
+        local_shards=scale is None,
     )
     result = simulate(simulated, costs, how)
+    if scale is None:
+        return Predicted(
+            samples_per_second=result.samples_per_second,
+            cross_node_bytes_per_minibatch=result.cross_node_bytes_per_minibatch,
+        )
     return Predicted(
-        samples_per_second=result.samples_per_second,
-        cross_node_bytes_per_minibatch=result.cross_node_bytes_per_minibatch,
+        samples_per_second=sum(scale.expanded(result.worker_samples_per_second)),
+        cross_node_bytes_per_minibatch=cross_node_bytes_per_minibatch(
+            whole, costs, pulls_per_wave=scale.expanded(result.pulls_per_wave)
+        ),
     )
 
 
@@ -101,18 +113,19 @@ def run_forecast(
         options: options of the simulation; `minibatches`, `stragglers`, `contention` and `staggered` are ignored.
         segments: segments of the run, in order; at least one minibatch in all.
         played: emulation of its devices; None for real devices.
-        frozen: number of frozen layers → plan and costs with them, for segments that have some; None: none have.
+        frozen: number of frozen layers, and F of those who train → plan and costs with them, for segments that have
+            some; None: none have.
 
     Raises:
         PlanError: the plan cannot be run with these options.
     """
-    counts: dict[int, Counter[SegmentLength]] = defaultdict(Counter)
+    counts: dict[tuple[int, int], Counter[SegmentLength]] = defaultdict(Counter)
     for length in islice(segments, _MOST_SEGMENTS):
-        counts[length.frozen_layers][length] += 1
+        counts[length.frozen_layers, length.lineup][length] += 1
     samples = sum(length.samples * times for each in counts.values() for length, times in each.items())
     seconds = 0.0
-    for layers, each in counts.items():
-        with_them = (plan, costs) if frozen is None or not layers else frozen(layers)
+    for (layers, lineup), each in counts.items():
+        with_them = (plan, costs) if frozen is None or not layers else frozen(layers, lineup)
         seconds += _seconds(*_as_emulated(*with_them, played), options, each, played, share=len(counts))
     return RunForecast(samples_per_second=samples / seconds, seconds=seconds)
 
@@ -174,7 +187,17 @@ def _as_emulated(
     return plan, costs, stragglers
 
 
-def _simulated(plan: JobPlan) -> SimulatedPlan:
+def at_scale(plan: SimulatedPlan, scale: ScaleModel) -> SimulatedPlan:
+    """The scale model as a plan."""
+    return SimulatedPlan(
+        workers=scale.chosen(plan.workers),
+        minibatches_per_wave=scale.chosen(plan.minibatches_per_wave),
+        placed=scale.placed,
+    )
+
+
+def planned(plan: JobPlan) -> SimulatedPlan:
+    """The part of a plan that affects time."""
     return SimulatedPlan(
         workers=tuple(
             tuple(

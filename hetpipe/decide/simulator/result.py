@@ -63,6 +63,10 @@ class SimulationResult:
     samples_per_second: float
     """In the steady state: for each virtual worker from the end of its middle wave to the end of its last but one,
     after filling and before draining; summed over the virtual workers. For a run of under 4 waves, of the whole run."""
+    worker_samples_per_second: tuple[float, ...]
+    """The summands."""
+    pulls_per_wave: tuple[float, ...]
+    """Of each virtual worker; 1 unless weights are pulled only when D requires it."""
     waiting_seconds: tuple[float, ...]
     """For each virtual worker's first stage: time in which the clock required by its next minibatch was not published.
     """

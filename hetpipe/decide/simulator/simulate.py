@@ -112,8 +112,12 @@ class _Simulation:
         assert not unfinished, f"{len(unfinished)} stages wait forever"
         if not makespan:
             raise PlanError("no layer of this plan takes any time; give the layers times above 0")
+        batch_size, pulls_per_wave = self._costs.profile.batch_size, self._pulls_per_wave()
+        rates = tuple(map(self._rate, self._workers))
         return SimulationResult(
-            samples_per_second=self._costs.profile.batch_size * sum(map(self._rate, self._workers)),
+            samples_per_second=batch_size * sum(rates),
+            worker_samples_per_second=tuple(batch_size * rate for rate in rates),
+            pulls_per_wave=pulls_per_wave,
             waiting_seconds=tuple(stages[0].waiting_ticks / _TICKS_PER_SECOND for stages in self._stages),
             idle_seconds=tuple(
                 sum(stage.idle_ticks for stage in stages) / len(stages) / _TICKS_PER_SECOND for stages in self._stages
@@ -121,7 +125,7 @@ class _Simulation:
             max_clock_distance=self._clocks.max_distance,
             clock_distance_histogram=self._histogram(),
             cross_node_bytes_per_minibatch=cross_node_bytes_per_minibatch(
-                self._plan, self._costs, pulls_per_wave=self._pulls_per_wave()
+                self._plan, self._costs, pulls_per_wave=pulls_per_wave
             ),
             utilisation={
                 planned.device: stage.busy_ticks / makespan
@@ -199,7 +203,12 @@ class _Simulation:
         return max(round(self._compute_ticks(planned) * self._slowdown(planned)) for planned in stages)
 
     def _connect(self) -> None:
-        network = Network(self._engine, self._costs.cluster, contention=self._options.contention)
+        network = Network(
+            self._engine,
+            self._costs.cluster,
+            contention=self._options.contention,
+            local_shards=self._options.local_shards,
+        )
         between: dict[tuple[Traffic, int, int], Flow] = {}
         pushes = [[Exchange(partial(self._staged, w.index)) for _ in self._stages[w.index]] for w in self._workers]
         pulls = [[Exchange(stage.receive_weights) for stage in stages] for stages in self._stages]
@@ -248,14 +257,13 @@ class _Simulation:
             return _TICKS_PER_SECOND * worker.num_minibatches / ends[-1]
         return _TICKS_PER_SECOND * n * (last - first) / (ends[last] - ends[first])
 
-    def _pulls_per_wave(self) -> list[float] | None:
-        """Pulls per wave of each virtual worker, if different from 1."""
+    def _pulls_per_wave(self) -> tuple[float, ...]:
         if self._options.pull == "every_wave":
-            return None
-        return [
+            return (1.0,) * len(self._workers)
+        return tuple(
             len(set(worker.chosen) - {0}) / -(-worker.num_minibatches // n)
             for worker, n in zip(self._workers, self._plan.minibatches_per_wave, strict=True)
-        ]
+        )
 
     def _histogram(self) -> dict[int, int]:
         total: dict[int, int] = {}

@@ -46,7 +46,7 @@ from hetpipe.decide.sync.segment import (
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
 from hetpipe.values.bounds import MAX_LISTED
-from hetpipe.values.freezing import Freezing, FrozenSince
+from hetpipe.values.freezing import FreezeLineup, Freezing, FrozenSince, joining
 from hetpipe.values.ids import (
     Clock,
     Incarnation,
@@ -231,6 +231,8 @@ class LogState:
     """The squared norms of gradients that have decided F at the newest barrier; empty where they do not decide."""
     frozen_before: int = 0
     """F before the newest barrier."""
+    lineup_before: int = 0
+    """F of those who trained before the newest barrier."""
     frozen: tuple[FrozenSince, ...] = ()
     """The frozen layers since the start of the run, one entry per barrier at which they became more, in order."""
 
@@ -283,12 +285,14 @@ class DecisionLog:
         if self.waves:
             known = {vw: WaveNumbers(self._num_in_wave(vw), self._origin(vw, start)) for vw in self.lives}
             self.waves = known | self.waves
+        self._adopt_waves(start)
         self.plans = dict(config.membership.plans)
         self.moved: tuple[VirtualWorkerIndex, ...] = ()
         self.moves: dict[VirtualWorkerIndex, PlanMove] = {}
         self.decided: dict[VirtualWorkerIndex, DecidedMove] = {}
         self.deciding: dict[VirtualWorkerIndex, dict[int, float]] = {}
         self.frozen_before = progress.frozen
+        self.lineup_before = progress.lineup
         self.frozen: tuple[FrozenSince, ...] = ()
         #: index of a commit record → its epoch and samples; consumed by the writer of the history.
         self._used: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -411,6 +415,7 @@ class DecisionLog:
             staged={vw: _staged_clock(m) for vw, m in self.members.items()} if self._has_started else before,
             plans=dict(self.progress.plans),
             frozen=self.frozen,
+            lineup=self.progress.lineup,
         )
 
     def newest_lives(self) -> tuple[LifeSeen, ...]:
@@ -432,7 +437,8 @@ class DecisionLog:
             return f"{virtual_workers_text(behind)} to commit wave {wanted - 1}"
         awaited = self._awaited(wanted)
         if awaited and self._has_started:
-            return f"the stages of {virtual_workers_text(awaited)}, which the script adds at clock {wanted}"
+            what = "join" if self._changes_lineup else "the script adds"
+            return f"the stages of {virtual_workers_text(awaited)}, which {what} at clock {wanted}"
         late = [shard for shard, done in enumerate(self.acknowledged) if done < self.num_records]
         return f"parameter servers {late} to apply wave {wanted - 1}"
 
@@ -513,7 +519,7 @@ class DecisionLog:
             life.joined.add(stage)
             if life.is_complete:
                 # One that the script drops and adds again joins where that says.
-                is_awaited = self.config.is_dropped(vw, self.segment.start)
+                is_awaited = self._is_dropped(vw, self.segment.start)
                 if self._has_started and not self.finished and not is_awaited:
                     self._request_barrier(JOIN)
                 self._settle()
@@ -825,14 +831,41 @@ class DecisionLog:
         return self.global_clock >= clock and not self._awaited(clock)
 
     def _awaited(self, clock: int) -> list[VirtualWorkerIndex]:
-        """The virtual workers that the script lets come back at the barrier at `clock`, and that are not ready yet.
+        """The virtual workers that are decided to join at the barrier at `clock`, and that are not ready yet.
 
         Where the run ends there, it waits for none.
         """
         if clock != self.segment.end or ends_run(self.segment.reasons):
             return []
-        changes = [change for change in self.config.member_changes if change.clock == clock and change.joins]
-        return [change.vw for change in changes if change.vw not in {*self._pending, *self.members}]
+        wanted = [change.vw for change in self.config.member_changes if change.clock == clock and change.joins]
+        if self.config.freezing is not None:
+            wanted += joining(self.config.freezing.lineups, self.progress.lineup, self.progress.frozen)
+        return [vw for vw in wanted if vw not in {*self._pending, *self.members}]
+
+    @property
+    def _lineup(self) -> FreezeLineup | None:
+        """Who trains in the current segment; None: all."""
+        return None if self.config.freezing is None else self.config.freezing.lineup(self.progress.lineup)
+
+    @property
+    def _changes_lineup(self) -> bool:
+        """Whether others train from the next barrier on than in this segment, or waves get another length there."""
+        freezing = self.config.freezing
+        return freezing is not None and freezing.lineup(self.progress.frozen) != freezing.lineup(self.progress.lineup)
+
+    @property
+    def new_lineup(self) -> tuple[FreezeLineup, FreezeLineup] | None:
+        """Who trained before the newest barrier, and who does from there on, where these are others."""
+        freezing = self.config.freezing
+        if freezing is None:
+            return None
+        before, after = freezing.lineup(self.lineup_before), freezing.lineup(self.progress.lineup)
+        return None if before is None or after is None or before == after else (before, after)
+
+    def _is_dropped(self, vw: VirtualWorkerIndex, start: int) -> bool:
+        """Whether a virtual worker takes no part in the current segment, from the barrier at `start` on."""
+        lineup = self._lineup
+        return self.config.is_dropped(vw, start) or (lineup is not None and vw not in lineup.members)
 
     def _end_at_once(self) -> None:
         """End a run that has nothing to do right at its start."""
@@ -860,14 +893,16 @@ class DecisionLog:
         """Cross a barrier: remove leaving members, add newcomers, and set members and end of the next segment."""
         passed, start = self.segment, self.published
         squares = {vw: member.newest_squares for vw, member in self.members.items() if member.newest_squares}
-        self.deciding, self.frozen_before = {}, self.progress.frozen
+        self.deciding, self.frozen_before, self.lineup_before = {}, self.progress.frozen, self.progress.lineup
         reasons, ends = passed.reasons, ends_run(passed.reasons)
+        if not ends and start > self.config.progress.clock:
+            self.progress = replace(self.progress, lineup=self.progress.frozen)
         # At the end of the run virtual workers join only if work is left.
-        dropped = [vw for vw in self.members if self.config.is_dropped(vw, start)]
+        dropped = [vw for vw in self.members if self._is_dropped(vw, start)]
         left = {} if ends else {vw: self.members.pop(vw) for vw in sorted({*self.leaving, *dropped})}
         self.leavers |= left
         self.leaving = ()
-        pending = [vw for vw in self._pending if not self.config.is_dropped(vw, start)]
+        pending = [vw for vw in self._pending if not self._is_dropped(vw, start)]
         joined = pending if not (ends and self.members) else []
         for vw in joined:
             newcomer = self.newcomers.pop(vw)
@@ -965,6 +1000,15 @@ class DecisionLog:
             if after < change.clock <= upto:
                 changed = {vw: WaveNumbers(change.of(vw), self._origin(vw, upto)) for vw in sorted(self.lives)}
                 self.waves = self.waves | changed
+        self._adopt_waves(upto)
+
+    def _adopt_waves(self, start: Clock) -> None:
+        """Give all virtual workers the N of the lineup from the barrier at `start` on, where they have another one."""
+        lineup = self._lineup
+        if lineup is not None and any(self._num_in_wave(vw) != lineup.minibatches_per_wave for vw in lineup.members):
+            self.waves = {
+                vw: WaveNumbers(lineup.minibatches_per_wave, self._origin(vw, start)) for vw in sorted(self.lives)
+            }
 
     def _origin(self, vw: VirtualWorkerIndex, start: Clock) -> int:
         """The last minibatch of a virtual worker before the barrier at `start`, which begins a segment."""
@@ -1009,13 +1053,14 @@ class DecisionLog:
         member.squares.setdefault(wave, {}).update(squares)
 
     def _plan_segment(self) -> None:
+        following = [Clock(self.published + 1)] if self._changes_lineup else []
         self.segment = plan_segment(
             self.progress,
             self.config.data,
             minibatches_in_wave=sum(self._num_in_wave(vw) for vw in self.members),
             checkpoint_every_waves=self.config.checkpoint_every_waves,
-            plan_clocks=self.config.plan_clocks,
-            drop_clocks=self.config.drop_clocks,
+            plan_clocks=[*self.config.plan_clocks, *following],
+            drop_clocks=[*self.config.drop_clocks, *following],
             plan_every_waves=None if self.config.freezing is None else self.config.freezing.every_waves,
         )
         self.dealt_to = tuple(self.members)

@@ -189,6 +189,8 @@ class SegmentLength:
     """The clock of the second one."""
     frozen_layers: int = 0
     """The first so many layers of the model are frozen."""
+    lineup: int = 0
+    """F of those who train (`Progress.lineup`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,20 +223,18 @@ def planned_lengths(
     """
     after, reasons = Clock(-1), tuple[str, ...]()
     while not is_finished(progress, data):
-        frozen = progress.frozen
+        frozen, lineup = progress.frozen, progress.lineup
         if freezing is not None:
+            lineup = frozen if after >= 0 else lineup
             frozen = freezing.foretold(frozen, after=after, upto=progress.clock, epoch=progress.epoch, reasons=reasons)
-        change = wave_change_at(scripted.waves, progress.clock)
-        present = [vw for vw in range(len(per_wave)) if not is_absent(scripted.members, vw, progress.clock)]
-        minibatches_in_wave = sum(
-            per_wave[vw] if change is None else change.of(VirtualWorkerIndex(vw)) for vw in present
-        )
+        waves = _waves_from(progress.clock, lineup, per_wave, scripted, freezing)
+        changes = freezing is not None and freezing.lineup(lineup) != freezing.lineup(frozen)
         segment = plan_segment(
             progress,
             data,
-            minibatches_in_wave=minibatches_in_wave,
+            minibatches_in_wave=sum(waves),
             checkpoint_every_waves=checkpoint_every_waves,
-            plan_clocks=plan_clocks,
+            plan_clocks=(*plan_clocks, progress.clock + 1) if changes else plan_clocks,
             plan_every_waves=None if freezing is None else freezing.every_waves,
         )
         after, reasons = progress.clock, segment.reasons
@@ -242,10 +242,10 @@ def planned_lengths(
         blocks = -(-unread // data.batch_size)
         dealt = blocks if remaining is None else min(blocks, remaining)
         # Blocks are dealt wave by wave, so those of the segment's waves come first.
-        computed = min(dealt, (segment.end - segment.start) * minibatches_in_wave)
+        computed = min(dealt, (segment.end - segment.start) * sum(waves))
         samples = min(computed * data.batch_size, unread)
         frozen_layers = 0 if freezing is None else freezing.levels[frozen]
-        yield SegmentLength(-(-computed // len(present)), samples, segment.end, frozen_layers)
+        yield SegmentLength(-(-computed // len(waves)), samples, segment.end, frozen_layers, lineup)
         is_over = samples == unread
         num_used = 0 if is_over else data.num_samples - unread + samples
         progress = Progress(
@@ -255,7 +255,20 @@ def planned_lengths(
             progress.minibatches + computed,
             progress.samples + samples,
             frozen=frozen,
+            lineup=lineup,
         )
+
+
+def _waves_from(
+    clock: int, lineup: int, per_wave: Sequence[int], scripted: ScriptedChanges, freezing: Freezing | None
+) -> list[int]:
+    """N_v of those who train in the segment from `clock` on, those for F = `lineup` if that decides it."""
+    decided = None if freezing is None else freezing.lineup(lineup)
+    if decided is not None:
+        return [decided.minibatches_per_wave] * len(decided.workers)
+    change = wave_change_at(scripted.waves, clock)
+    present = [vw for vw in range(len(per_wave)) if not is_absent(scripted.members, vw, clock)]
+    return [per_wave[vw] if change is None else change.of(VirtualWorkerIndex(vw)) for vw in present]
 
 
 def wave_change_at(changes: Sequence[WaveChange], clock: int) -> WaveChange | None:

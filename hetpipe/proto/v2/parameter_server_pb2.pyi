@@ -84,18 +84,20 @@ class ShardConfig(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ..., freezing: _Optional[_Union[Freezing, _Mapping]] = ..., wave_changes: _Optional[_Iterable[_Union[WaveChange, _Mapping]]] = ..., member_changes: _Optional[_Iterable[_Union[MemberChange, _Mapping]]] = ...) -> None: ...
 
 class Freezing(_message.Message):
-    __slots__ = ("levels", "changes", "alpha", "every_waves", "cuts")
+    __slots__ = ("levels", "changes", "alpha", "every_waves", "cuts", "lineups")
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     ALPHA_FIELD_NUMBER: _ClassVar[int]
     EVERY_WAVES_FIELD_NUMBER: _ClassVar[int]
     CUTS_FIELD_NUMBER: _ClassVar[int]
+    LINEUPS_FIELD_NUMBER: _ClassVar[int]
     levels: _containers.RepeatedScalarFieldContainer[int]
     changes: _containers.RepeatedCompositeFieldContainer[FreezeChange]
     alpha: str
     every_waves: int
     cuts: _containers.RepeatedCompositeFieldContainer[_values_pb2.FreezeCut]
-    def __init__(self, levels: _Optional[_Iterable[int]] = ..., changes: _Optional[_Iterable[_Union[FreezeChange, _Mapping]]] = ..., alpha: _Optional[str] = ..., every_waves: _Optional[int] = ..., cuts: _Optional[_Iterable[_Union[_values_pb2.FreezeCut, _Mapping]]] = ...) -> None: ...
+    lineups: _containers.RepeatedCompositeFieldContainer[_values_pb2.FreezeLineup]
+    def __init__(self, levels: _Optional[_Iterable[int]] = ..., changes: _Optional[_Iterable[_Union[FreezeChange, _Mapping]]] = ..., alpha: _Optional[str] = ..., every_waves: _Optional[int] = ..., cuts: _Optional[_Iterable[_Union[_values_pb2.FreezeCut, _Mapping]]] = ..., lineups: _Optional[_Iterable[_Union[_values_pb2.FreezeLineup, _Mapping]]] = ...) -> None: ...
 
 class FreezeChange(_message.Message):
     __slots__ = ("frozen", "clock", "epoch")

@@ -207,7 +207,7 @@ class Member(_message.Message):
     def __init__(self, info: _Optional[_Union[MemberInfo, _Mapping]] = ..., order: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ...) -> None: ...
 
 class ClockSnapshot(_message.Message):
-    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves", "staged", "durable", "applied", "plans", "frozen")
+    __slots__ = ("term", "published", "global_clock", "local", "max_distance", "epoch", "minibatches", "samples", "barrier", "barrier_reason", "waves", "staged", "durable", "applied", "plans", "frozen", "lineup")
     class LocalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class ClockSnapshot(_message.Message):
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    LINEUP_FIELD_NUMBER: _ClassVar[int]
     term: int
     published: int
     global_clock: int
@@ -268,7 +269,8 @@ class ClockSnapshot(_message.Message):
     applied: _containers.RepeatedScalarFieldContainer[int]
     plans: _containers.MessageMap[int, PlanVersion]
     frozen: _containers.RepeatedCompositeFieldContainer[FrozenSince]
-    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ..., staged: _Optional[_Mapping[int, int]] = ..., durable: _Optional[_Mapping[int, int]] = ..., applied: _Optional[_Iterable[int]] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[_Iterable[_Union[FrozenSince, _Mapping]]] = ...) -> None: ...
+    lineup: int
+    def __init__(self, term: _Optional[int] = ..., published: _Optional[int] = ..., global_clock: _Optional[int] = ..., local: _Optional[_Mapping[int, int]] = ..., max_distance: _Optional[int] = ..., epoch: _Optional[int] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., barrier: _Optional[int] = ..., barrier_reason: _Optional[str] = ..., waves: _Optional[int] = ..., staged: _Optional[_Mapping[int, int]] = ..., durable: _Optional[_Mapping[int, int]] = ..., applied: _Optional[_Iterable[int]] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[_Iterable[_Union[FrozenSince, _Mapping]]] = ..., lineup: _Optional[int] = ...) -> None: ...
 
 class FrozenSince(_message.Message):
     __slots__ = ("clock", "frozen", "layers")
@@ -425,7 +427,7 @@ class VirtualWorkerPlan(_message.Message):
     def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels", "freeze_cuts")
+    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels", "freeze_cuts", "freeze_lineups")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIRTUAL_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +436,7 @@ class Plan(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FREEZE_LEVELS_FIELD_NUMBER: _ClassVar[int]
     FREEZE_CUTS_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_LINEUPS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     virtual_workers: _containers.RepeatedCompositeFieldContainer[VirtualWorkerPlan]
@@ -442,7 +445,26 @@ class Plan(_message.Message):
     model_digest: str
     freeze_levels: _containers.RepeatedScalarFieldContainer[int]
     freeze_cuts: _containers.RepeatedCompositeFieldContainer[FreezeCut]
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ..., freeze_cuts: _Optional[_Iterable[_Union[FreezeCut, _Mapping]]] = ...) -> None: ...
+    freeze_lineups: _containers.RepeatedCompositeFieldContainer[FreezeLineup]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ..., freeze_cuts: _Optional[_Iterable[_Union[FreezeCut, _Mapping]]] = ..., freeze_lineups: _Optional[_Iterable[_Union[FreezeLineup, _Mapping]]] = ...) -> None: ...
+
+class FreezeLineup(_message.Message):
+    __slots__ = ("frozen", "workers", "minibatches_per_wave")
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
+    frozen: int
+    workers: _containers.RepeatedCompositeFieldContainer[LineupWorker]
+    minibatches_per_wave: int
+    def __init__(self, frozen: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[LineupWorker, _Mapping]]] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
+
+class LineupWorker(_message.Message):
+    __slots__ = ("vw", "devices")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    devices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, vw: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FreezeCut(_message.Message):
     __slots__ = ("frozen", "vw", "bounds")
@@ -495,7 +517,7 @@ class PlanVersion(_message.Message):
     def __init__(self, version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., planned: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen", "waves")
+    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen", "waves", "lineup")
     class PlansEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -518,6 +540,7 @@ class Progress(_message.Message):
     PLANS_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     WAVES_FIELD_NUMBER: _ClassVar[int]
+    LINEUP_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     used: bytes
@@ -526,7 +549,8 @@ class Progress(_message.Message):
     plans: _containers.MessageMap[int, PlanVersion]
     frozen: int
     waves: _containers.MessageMap[int, WaveNumbers]
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ...) -> None: ...
+    lineup: int
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ..., lineup: _Optional[int] = ...) -> None: ...
 
 class WaveNumbers(_message.Message):
     __slots__ = ("minibatches_per_wave", "origin")

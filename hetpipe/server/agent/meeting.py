@@ -107,11 +107,11 @@ class _StageMeeting:
         self._port = port
         self._clock = clock
         self._requested = job.link
-        self._minibatches_per_wave = most_minibatches_per_wave(job, config.plan.virtual_workers[config.vw])
+        self._minibatches_per_wave = most_minibatches_per_wave(job, config.plan, config.vw)
         self._workers = [worker.index for worker in config.plan.virtual_workers]
         self._has_replicas = SYNC_KINDS[job.sync.kind].averages_gradients and len(self._workers) > 1
-        #: Whether a script changes the members, so that each segment has a group of its own.
-        self._has_groups = bool(job.elastic.members)
+        #: Whether members change, so that each segment has a group of its own.
+        self._has_groups = bool(job.elastic.members) or job.freeze.compress
         self._replicas_host = self._host_for_replicas() if self._has_replicas else ""
 
     def meet(self) -> Neighbours:

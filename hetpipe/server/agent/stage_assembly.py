@@ -430,7 +430,9 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
         run_dir=Path(config.run_dir),
         bounds=config.plan.virtual_workers[config.vw].bounds,
-        predecessor=partial(predecessor, job, config.plan, config.vw),
+        predecessor=lambda segment: predecessor(
+            job, config.plan, config.vw, segment.start, [member.vw for member in segment.left]
+        ),
         prefix=_prefix(job, config, wiring),
         tells_norms=job.freeze.alpha is not None,
     )

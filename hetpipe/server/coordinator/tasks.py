@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.elastic.compressing import with_freeze_plans
 from hetpipe.decide.elastic.freezing import freezing_of, kept_statistics, lowered, with_freeze_levels
-from hetpipe.decide.elastic.replanning import with_freeze_cuts
 from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import (
     check_progress,
@@ -226,11 +226,11 @@ class JobTasks:
             job_id=self._job_id,
             now=self._clock.wall(),
         )
-        data = replace(data_of(run.job, model), homes=homes_of(run.job, run.plan))
         names = [layer.name for layer in model.layers]
         costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
         run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
-        run = with_freeze_cuts(run, task.agents)
+        run = with_freeze_plans(run, task.agents)
+        data = replace(data_of(run.job, model), homes=homes_of(run.job, run.plan))
         check_script(run.job, run.plan, data, start, names, costs)
         check_script_memory(run, start)
         check_patterns(run.job.memory, names)
@@ -481,6 +481,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "samples": start.samples,
             "waves": {vw: [numbers.minibatches_per_wave, numbers.origin] for vw, numbers in start.waves.items()},
             "frozen": start.frozen,
+            "lineup": start.lineup,
         },
         "homes": list(prepared.data.homes),
         "layers": [] if run.model is None else [layer.name for layer in run.model.layers],

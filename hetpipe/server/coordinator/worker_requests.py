@@ -148,13 +148,15 @@ def named(machine: JobMachine, vw: VirtualWorkerIndex) -> VirtualWorker:
 
 
 def check_unscripted(machine: JobMachine, worker: VirtualWorker) -> None:
-    """Check that an operator, and not the script of the job, decides whether a virtual worker trains.
+    """Check that an operator, and neither the script of the job nor frozen layers, decide whether it trains.
 
     Raises:
-        UserError: the script does.
+        UserError: they do.
     """
     if any(line.vw == worker.vw for line in machine.job.elastic.members):
         raise UserError(f"the script of the job (elastic.script) decides when {worker} trains; change it there")
+    if machine.job.freeze.compress:
+        raise UserError(f"frozen layers decide when {worker} trains (freeze.compress); remove that")
 
 
 def check_drain(machine: JobMachine, worker: VirtualWorker) -> None:

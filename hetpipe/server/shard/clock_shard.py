@@ -14,7 +14,7 @@ from pathlib import Path
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.script import member_decisions
+from hetpipe.decide.elastic.script import lineup_decisions, member_decisions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
 from hetpipe.decide.sync.records import (
     BarrierRecord,
@@ -51,7 +51,7 @@ from hetpipe.values.requests import Meeting, Requester
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import PlanMove, Progress
+from hetpipe.values.sync import MemberChange, PlanMove, Progress
 
 
 class ClockShard:
@@ -430,8 +430,13 @@ class ClockShard:
         if by_norms is not None:
             append_decision(Path(self._run_dir), by_norms)
         if record.left or any(member.joined for member in record.members):
-            scripted, wall = self._log.config.member_changes, self._clock.wall()
-            append_decisions(Path(self._run_dir), lambda before: member_decisions(record, scripted, before, wall=wall))
+            wall, clock, replaced = self._clock.wall(), record.start, self._log.new_lineup
+            decided = list(self._log.config.member_changes)
+            if replaced is not None:
+                left = set(replaced[0].members).difference(replaced[1].members)
+                decided += [MemberChange(clock, vw, joins=False) for vw in left]
+                append_decisions(Path(self._run_dir), lambda _: lineup_decisions(record, *replaced, wall=wall))
+            append_decisions(Path(self._run_dir), lambda before: member_decisions(record, decided, before, wall=wall))
 
     def _log_members(self, record: SegmentRecord) -> None:
         for vw, squares in self._log.deciding.items():
@@ -468,8 +473,8 @@ class ClockShard:
                 )
             decided = self._log.decided.get(member.vw)
             if decided is not None and member.moved and decided.clock == record.start:
-                line = MoveDecision.of(member.vw, decided, wall=self._clock.wall())
-                append_decision(Path(self._run_dir), line)
+                moved = MoveDecision.of(member.vw, decided, wall=self._clock.wall())
+                append_decision(Path(self._run_dir), moved)
 
 
 def log_config(config: ShardConfig) -> LogConfig:

@@ -22,7 +22,7 @@ from hetpipe.values.bounds import (
     MAX_SHARDS,
     MAX_STAGES,
 )
-from hetpipe.values.freezing import Freezing
+from hetpipe.values.freezing import FreezeLineup, Freezing
 from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.quantities import bytes_text
@@ -71,7 +71,7 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
         yield f"shard {config.shard} of {config.num_shards}; there are at most {MAX_SHARDS}"
     yield from _mistakes_of_membership(config.membership)
     yield from _mistakes_of_changes(config)
-    yield from _mistakes_of_freezing(config.freezing, config.progress)
+    yield from _mistakes_of_freezing(config.freezing, config.progress, config.membership)
     if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
         yield f"run folder {config.run_dir!r:.80}"
     if config.storage is not None:
@@ -130,7 +130,7 @@ def _mistakes_of_changes(config: ShardConfig) -> Iterator[str]:
             yield f"a cut of virtual worker {change.vw} at {change.bounds!s:.80}, which is not one of its layers"
 
 
-def _mistakes_of_freezing(freezing: Freezing | None, progress: Progress) -> Iterator[str]:
+def _mistakes_of_freezing(freezing: Freezing | None, progress: Progress, membership: Membership) -> Iterator[str]:
     levels = (0,) if freezing is None else freezing.levels
     rises = all(0 <= before <= after < MAX_COUNT for before, after in pairwise(levels))
     if levels[:1] != (0,) or not rises:
@@ -146,8 +146,22 @@ def _mistakes_of_freezing(freezing: Freezing | None, progress: Progress) -> Iter
     for cut in () if freezing is None else freezing.cuts:
         if not 0 < cut.frozen < len(levels) or not _is_cut(cut.bounds):
             yield f"a cut of virtual worker {cut.vw} at {cut.bounds!s:.80} with {cut.frozen} frozen layers"
+    if freezing is not None:
+        yield from _mistakes_of_lineups(freezing.lineups, len(levels), progress, membership)
     if not 0 <= progress.frozen < len(levels):
         yield f"a start with {progress.frozen} frozen layers, of at most {len(levels) - 1}"
+
+
+def _mistakes_of_lineups(
+    lineups: tuple[FreezeLineup, ...], num_levels: int, progress: Progress, membership: Membership
+) -> Iterator[str]:
+    if not 0 <= progress.lineup <= progress.frozen:
+        yield f"a start with the virtual workers for {progress.lineup} of {progress.frozen} frozen layers"
+    for lineup in lineups:
+        if not 0 <= lineup.frozen < num_levels or not 1 <= lineup.minibatches_per_wave < MAX_COUNT:
+            yield f"waves of {lineup.minibatches_per_wave} minibatches with {lineup.frozen} frozen layers"
+        if not lineup.workers or not all(vw in membership.num_stages for vw in lineup.members):
+            yield f"virtual workers {lineup.members!s:.80} that train with {lineup.frozen} frozen layers"
 
 
 def _is_part(text: str) -> bool:

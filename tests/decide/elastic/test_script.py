@@ -126,7 +126,7 @@ def test_another_n_is_a_change_of_its_own() -> None:
     assert wave_changes(of) == (WaveChange(Clock(1), (8, 4)),)
     assert plan_changes(of) == ()
     plan = plan_job(of, MODEL, AGENTS, Term(1), JOB_ID)
-    assert [most_minibatches_per_wave(of, worker) for worker in plan.virtual_workers] == [8, 4]
+    assert [most_minibatches_per_wave(of, plan, worker.index) for worker in plan.virtual_workers] == [8, 4]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -232,12 +234,17 @@ def test_alternatives_are_foreseen_as_they_would_be_played() -> None:
 
 
 def memory_of(
-    memory_bytes: int, *, cluster: dict[str, Any] | None = None, memory: Any = "keep", **changes: Any
+    memory_bytes: int,
+    *,
+    cluster: dict[str, Any] | None = None,
+    memory: Any = "keep",
+    layer: Mapping[str, Any] = MappingProxyType({"parameters": []}),
+    **changes: Any,
 ) -> PlannedRun:
     """Stages of one, one and two layers with three, two and one minibatches in flight, 4 MiB per layer in each."""
     file = {**CLUSTER, "device_types": {kind: {"memory_bytes": memory_bytes} for kind in ("fast", "slow")}}
     layers = [
-        {**LAYERS[0], "name": str(index), "activation_bytes": 4 << 20, "output_bytes": 1024, "parameters": []}
+        {**LAYERS[0], "name": str(index), "activation_bytes": 4 << 20, "output_bytes": 1024, **layer}
         for index in range(4)
     ]
     played = {**PLAYED, "file": file, "profile": {**PROFILE, "layers": layers}, **(cluster or {})}
@@ -302,6 +309,23 @@ def test_a_line_behind_which_a_device_is_too_small_is_refused(line: dict[str, An
     check_script_memory(run, replace(start, clock=Clock(3)))
     recomputed = {"at": {"clock": 2}, "do": "memory", "vw": 0, "layers": [0, 1], "policy": "recompute"}
     check_script_memory(memory_of(17 << 20, elastic={"script": (recomputed, line)}), start)
+
+
+def test_a_live_move_is_refused_where_a_stage_has_no_room_for_both_cuts() -> None:
+    """Stage 1 needs 64 MiB behind the move, and besides the weights of the layer that it had: six copies of 4 MiB."""
+    line = {"do": "move", "vw": 0, "stages": [1, 2, 1]}
+    sync = {"kind": "wsp", "D": 1, "minibatches_per_wave": 3, "deterministic": True}
+    layer = {"parameter_bytes": 4 << 20, "parameters": []}
+
+    def check(memory_bytes: int, at: dict[str, int]) -> None:
+        run = memory_of(memory_bytes, layer=layer, sync=sync, elastic={"script": ({"at": at, **line},)})
+        check_script_memory(run, fresh_progress(40))
+
+    check(65 << 20, {"clock": 2})
+    wrong = r"elastic.script\[0\]: stage 1 of virtual worker 0 computes by both cuts .* 88 MiB .*; give a `clock`"
+    with pytest.raises(InfeasiblePlan, match=wrong):
+        check(88 << 20, {"p": 7})
+    check(89 << 20, {"p": 7})
 
 
 def test_auto_requires_costs() -> None:

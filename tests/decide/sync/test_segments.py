@@ -32,6 +32,7 @@ from hetpipe.decide.sync.segment import (
     planned_lengths,
     planned_segments,
 )
+from hetpipe.values.freezing import FreezeChange, FreezeLineup, Freezing, LineupWorker
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.requests import Blocks
 from hetpipe.values.sync import DataSpec, Progress
@@ -313,3 +314,16 @@ class TestWholeRuns:
                 for block in dealt:
                     found.setdefault(segment.epoch, Counter()).update(block)
         return found
+
+
+def test_others_train_from_the_barrier_after_the_one_at_which_layers_freeze() -> None:
+    """One virtual worker with waves of 4 minibatches, and once a layer is frozen two with waves of 2."""
+    data = DataSpec(num_samples=24, batch_size=2, seed=0, epochs=2, total_minibatches=None)
+    first = FreezeLineup(0, (LineupWorker(VirtualWorkerIndex(0), (0, 1)),), 4)
+    two = tuple(LineupWorker(VirtualWorkerIndex(vw), (vw - 1,)) for vw in (1, 2))
+    freezing = Freezing((0, 1), (FreezeChange(1, epoch=1),), lineups=(first, FreezeLineup(1, two, 2)))
+    lengths = planned_lengths(
+        first_progress(data), data, per_wave=[4, 4, 4], checkpoint_every_waves=None, freezing=freezing
+    )
+    found = [(each.end, each.minibatches, each.samples, each.frozen_layers, each.lineup) for each in lengths]
+    assert found == [(3, 12, 24, 0, 0), (4, 4, 8, 1, 0), (6, 4, 16, 1, 1)]

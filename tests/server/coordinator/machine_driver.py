@@ -39,6 +39,7 @@ from hetpipe.values.commands import (
     StopVirtualWorkerCommand,
 )
 from hetpipe.values.events import JobEnded, JobEvent, JobState, StateChanged, Waiting, WorkerLost
+from hetpipe.values.freezing import FreezeLineup
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.run import ClockSnapshot, StageDone, StageFailed, StageReady, StageReport
@@ -64,8 +65,11 @@ class Driver:
 
     TERM = Term(1)
 
-    def __init__(self, of: Job | None = None, patience: Patience | None = None) -> None:
+    def __init__(
+        self, of: Job | None = None, patience: Patience | None = None, *, lineups: tuple[FreezeLineup, ...] = ()
+    ) -> None:
         self.now = 0.0
+        self.lineups = lineups
         self.job = of or job()
         self.machine = JobMachine(JOB_ID, self.job, submission(self.job), patience=patience or Patience(), now=self.now)
         self.said: list[Instruction] = []
@@ -94,6 +98,7 @@ class Driver:
 
     def prepare(self) -> list[Instruction]:
         plan = plan_job(self.job, model(), self.machine.agents, self.TERM, JOB_ID)
+        plan = replace(plan, freeze_lineups=self.lineups)
         return self.feed(Prepared(PlannedRun(self.job, plan), data_of(self.job, model()), fresh_progress(40)))
 
     def report(self, vw: int, stage: int, report: StageReport, *, life: int = 0) -> list[Instruction]:

@@ -25,9 +25,12 @@ from hetpipe.decide.lifecycle.exchange import (
     StopRequested,
     TaskFailed,
 )
+from hetpipe.errors import UserError
 from hetpipe.job.file import Job
+from hetpipe.server.coordinator.worker_requests import check_unscripted
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import JobState, StateChanged, StopMode, WorkerLeft, WorkerQuarantined, WorkerRejoined
+from hetpipe.values.freezing import FreezeLineup, LineupWorker
 from hetpipe.values.ids import Clock, Incarnation
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
@@ -568,3 +571,45 @@ def reach_stop(driver: Driver) -> None:
     driver.feed(EvictAcknowledged(Vw(1), Incarnation(0)))
     driver.wait(2.0)
     driver.wrap_up()
+
+
+class TestLineups:
+    """Virtual worker 1 waits until enough layers are frozen, and then replaces virtual worker 0."""
+
+    LINEUPS = tuple(FreezeLineup(2 * vw, (LineupWorker(Vw(vw), (0, 1)),), 4) for vw in (0, 1))
+
+    @pytest.fixture
+    def driver(self) -> Driver:
+        of = job("freeze.compress=true", "freeze.every=epoch", "freeze.alpha=1/2", "survive.restarts=2")
+        return Driver(of, lineups=self.LINEUPS).to(JobState.RUNNING)
+
+    def test_one_that_is_replaced_stays_out(self, driver: Driver) -> None:
+        pass_barrier(driver, 0)
+        driver.wait(30.0)
+        assert state(driver, 0) is LifeState.OUT
+        assert driver.tasks(Admit) == []
+
+    def test_one_that_is_away_where_it_is_replaced_does_not_come_back(self, driver: Driver) -> None:
+        driver.feed(gone("n0"))
+        driver.feed(ClocksReported(clocks(3, 3)))
+        assert not driver.worker(0).stays_out
+        driver.feed(ClocksReported(replace(clocks(4, 4), lineup=2)))
+        assert driver.worker(0).stays_out
+        assert not driver.worker(1).stays_out
+
+    def test_one_that_is_yet_to_train_and_is_not_restarted_any_more_ends_the_run_at_a_barrier(
+        self, driver: Driver
+    ) -> None:
+        for life in (0, 1):
+            if life:
+                driver.wait(1.0)
+                driver.feed(AdmitAcknowledged(Vw(1), Incarnation(life), None))
+            driver.end_life(1, life=life)
+        driver.wait(2.0)
+        why = "freeze.compress: virtual worker 1 trains when more layers are frozen, but it cannot come"
+        assert driver.states()[-1] == "stopping"
+        assert driver.events(StateChanged)[-1].remark.startswith(f"the run ends at the next barrier: {why}")
+
+    def test_an_operator_does_not_decide_who_trains(self, driver: Driver) -> None:
+        with pytest.raises(UserError, match=r"frozen layers decide when .* trains \(freeze\.compress\)"):
+            check_unscripted(driver.machine, driver.worker(1))

@@ -1,0 +1,306 @@
+"""How many stages can one clock shard serve?
+
+Real: the clock shard, a process with all that `hetpipe serve parameter-server` does but for its registration. Light:
+the other shards, which follow the decision log and acknowledge every record, and the stages, which follow it and
+report a wave as soon as the clock before it is published. They have no weights and compute nothing, so a wave takes as
+long as its calls and records do. Each process of stages has one connection.
+
+A clock is *late* at a stage by the time from the wave's last commit, in the history of the clock shard, to the arrival
+of the published clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from benchmarks.sizes import sized
+from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.sync.records import PublishRecord
+from hetpipe.decide.sync.segment import first_progress
+from hetpipe.errors import HetpipeError
+from hetpipe.observe.history import NullHistory, Value
+from hetpipe.server.shard.followers import MAX_FOLLOWERS
+from hetpipe.server.shard.main import CALL_THREADS
+from hetpipe.server.shard.server import ShardServer
+from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.requests import Blocks, Requester
+from hetpipe.values.shard_config import ShardConfig
+from hetpipe.values.sync import DataSpec, Membership, SyncSpec
+from hetpipe.wire.calls import (
+    ACKNOWLEDGE,
+    CONFIGURE,
+    FOLLOW_LOG,
+    GET_SHARD_CLOCKS,
+    JOIN,
+    REPORT_INITIALIZED,
+    REPORT_STAGED,
+    AcknowledgeRequest,
+    FollowLogRequest,
+    GetShardClocksRequest,
+    JoinRequest,
+    ReportInitializedRequest,
+    ReportStagedRequest,
+)
+from hetpipe.wire.channel import as_is
+from hetpipe.wire.codec import to_bytes
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.shard_client import connect_shard
+
+#: Stages of a job; four in each virtual worker.
+SIZES = sized((16, 64, 192, 1024), (16, 1024))
+NUM_STAGES, STAGES_PER_PROCESS = 4, 16
+#: Shards, the clock shard among them.
+NUM_SHARDS = sized(64, 4)
+SHARDS_PER_CONNECTION = 8
+NUM_WAVES = sized(10, 4)
+#: Seconds of calls against each server, and calls at a time.
+CALL_SECONDS, CALLS_AT_A_TIME = sized(3.0, 0.2), 32
+
+_JOB, _TERM = JobId("thousand"), Term(1)
+_PATIENCE_SECONDS = 300.0
+T = TypeVar("T")
+
+
+def measure() -> dict[str, Any]:
+    """Stages → figures of a run, or the error that refuses them."""
+    return {f"{num_stages} stages": _run(num_stages) for num_stages in SIZES}
+
+
+def calls() -> dict[str, Any]:
+    """Calls per second for the clocks of a job of 16 stages, and of as many bytes from a bare `grpc.aio` program."""
+    with _Child(_serve_shard) as server:
+        address = server.receive(str)
+        connection = connect_shard(address)
+        try:
+            connection.invoke(CONFIGURE, _config(address, 16))
+            request = GetShardClocksRequest(_JOB)
+            reply = to_bytes(connection.invoke(GET_SHARD_CLOCKS, request))
+        finally:
+            connection.close()
+        ours = asyncio.run(_calls_per_second(address, to_bytes(request)))
+    with _Child(_serve_bare, reply) as bare:
+        limit = asyncio.run(_calls_per_second(bare.receive(str), to_bytes(request)))
+    return {"hetpipe": round(ours), "bare grpc.aio": round(limit), "hetpipe / bare grpc.aio": round(ours / limit, 3)}
+
+
+def _run(num_stages: int) -> dict[str, Any]:
+    begun = SYSTEM_CLOCK.monotonic()
+    with ExitStack() as children:
+        server = children.enter_context(_Child(_serve_shard))
+        address = server.receive(str)
+        control = connect_shard(address)
+        children.callback(control.close)
+        try:
+            control.invoke(CONFIGURE, _config(address, num_stages))
+        except HetpipeError as error:
+            return {"refused": str(error)}
+        server.pipe.send("usage")
+        before = server.receive(_Usage)
+        children.enter_context(_Child(_light_shards, address))
+        firsts = range(0, num_stages, STAGES_PER_PROCESS)
+        stages = [children.enter_context(_Child(_light_stages, address, first, num_stages)) for first in firsts]
+        arrived = [clocks for stage in stages for clocks in stage.receive(list)]
+        server.pipe.send("usage")
+        after = server.receive(_Usage)
+    # The first clocks are late by the time in which processes start.
+    late = [found[clock] - after.committed[clock - 1] for found in arrived for clock in range(3, NUM_WAVES + 1)]
+    return {
+        "milliseconds late, median": round(1000 * statistics.median(late), 1),
+        "99th percentile": round(1000 * statistics.quantiles(late, n=100)[98], 1),
+        "milliseconds of processor per stage and wave": round(
+            1000 * (after.seconds - before.seconds) / (num_stages * NUM_WAVES), 2
+        ),
+        "kB of memory per stage": round((after.num_bytes - before.num_bytes) / 1000 / num_stages, 1),
+        "seconds": round(SYSTEM_CLOCK.monotonic() - begun, 1),
+    }
+
+
+def _config(address: str, num_stages: int) -> ShardConfig:
+    data = DataSpec(10_000_000, 1, 0, 1, None)
+    return ShardConfig(
+        job_id=_JOB,
+        term=_TERM,
+        shard=ShardIndex(0),
+        num_shards=NUM_SHARDS,
+        clock_shard_address=address,
+        membership=Membership({VirtualWorkerIndex(vw): NUM_STAGES for vw in range(num_stages // NUM_STAGES)}),
+        slices=(),
+        sync=SyncSpec(minibatches_per_wave=1, staleness=0),
+        data=data,
+        checkpoint_every_waves=None,
+        checkpoint_keep=1,
+        run_dir=tempfile.gettempdir(),
+        progress=first_progress(data),
+    )
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """Of the clock shard so far."""
+
+    seconds: float
+    """Of the processor."""
+    num_bytes: int
+    """Resident."""
+    committed: dict[int, float]
+    """Wave → time of its last commit."""
+
+
+class _Child:
+    """A process that sends what it finds, and ends when its pipe is closed."""
+
+    def __init__(self, run: Callable[..., None], *arguments: object) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=run, args=(theirs, *arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def receive(self, kind: type[T]) -> T:
+        """Wait for what it sends next."""
+        if not self.pipe.poll(_PATIENCE_SECONDS):
+            raise TimeoutError(f"{self._process.name} has sent no {kind.__name__} for {_PATIENCE_SECONDS:g} s")
+        found = self.pipe.recv()
+        assert isinstance(found, kind), found
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pipe.close()
+        self._process.kill()
+        self._process.join()
+
+
+class _Commits(NullHistory):
+    """Keeps the time of the last commit of each wave."""
+
+    def __init__(self) -> None:
+        self.committed: dict[int, float] = {}
+
+    def write(self, event: str, **fields: Value) -> None:
+        """Of the commits, the time."""
+        if event == "commit":
+            wave = fields["wave"]
+            assert isinstance(wave, int)
+            self.committed[wave] = SYSTEM_CLOCK.monotonic()
+
+
+def _serve_shard(pipe: Connection) -> None:
+    history = _Commits()
+    shards = ShardServer(lambda _: history)
+    num_threads = CALL_THREADS + MAX_FOLLOWERS
+    server = Server(ServerConfig(num_threads=num_threads, max_concurrent_calls=2 * num_threads))
+    shards.add_to(server)
+    server.on_stop(shards.stop)
+    pipe.send(server.start())
+    while pipe.recv() == "usage":
+        usage, pages = resource.getrusage(resource.RUSAGE_SELF), Path("/proc/self/statm").read_text().split()[1]
+        num_bytes = int(pages) * resource.getpagesize()
+        pipe.send(_Usage(usage.ru_utime + usage.ru_stime, num_bytes, dict(history.committed)))
+
+
+def _light_shards(pipe: Connection, address: str) -> None:
+    """All but the clock shard: each follows the log and acknowledges what it gets. A connection for every few."""
+    connections = [connect_shard(address) for _ in range(0, NUM_SHARDS, SHARDS_PER_CONNECTION)]
+
+    def follow(shard: ShardIndex) -> None:
+        connection = connections[shard // SHARDS_PER_CONNECTION]
+        position = 0
+        while True:
+            for batch in connection.stream(FOLLOW_LOG, FollowLogRequest(_JOB, _TERM, position)):
+                position = batch.records[-1].index + 1
+                connection.invoke(ACKNOWLEDGE, AcknowledgeRequest(_JOB, _TERM, shard, position))
+
+    for shard in range(1, NUM_SHARDS):
+        threading.Thread(target=follow, args=(ShardIndex(shard),), daemon=True).start()
+    pipe.poll(None)
+
+
+def _light_stages(pipe: Connection, address: str, first: int, num_stages: int) -> None:
+    """Some stages; sends for each, clock → time of its arrival."""
+    connection = connect_shard(address)
+    num_workers = num_stages // NUM_STAGES
+
+    def follow(index: int) -> dict[int, float]:
+        vw, stage = VirtualWorkerIndex(index // NUM_STAGES), StageIndex(index % NUM_STAGES)
+        requester = Requester(_JOB, _TERM, vw, Incarnation(0), stage)
+        connection.invoke(JOIN, JoinRequest(requester))
+        if vw == 0:
+            connection.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester))
+        position, arrived = 0, dict[int, float]()
+        while len(arrived) <= NUM_WAVES:
+            request = FollowLogRequest(_JOB, _TERM, position, gathered=True, requester=requester)
+            for batch in connection.stream(FOLLOW_LOG, request):
+                position = batch.records[-1].index + 1
+                for record in batch.records:
+                    if isinstance(record, PublishRecord):
+                        arrived[record.clock] = SYSTEM_CLOCK.monotonic()
+                        wave = Wave(record.clock)
+                        blocks: Blocks = ((wave * num_workers + vw,),) if stage == 0 else ()
+                        if wave < NUM_WAVES:
+                            connection.invoke(REPORT_STAGED, ReportStagedRequest(requester, wave, blocks, Clock(0)))
+                if len(arrived) > NUM_WAVES:
+                    break
+        return arrived
+
+    with ThreadPoolExecutor(STAGES_PER_PROCESS) as pool:
+        pipe.send(list(pool.map(follow, range(first, min(first + STAGES_PER_PROCESS, num_stages)))))
+    pipe.poll(None)
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+def _serve_bare(pipe: Connection, reply: bytes) -> None:
+    async def answer(_request: bytes, _context: object) -> bytes:
+        return reply
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(answer)
+        services = grpc.method_handlers_generic_handler(GET_SHARD_CLOCKS.service, {GET_SHARD_CLOCKS.name: handler})
+        server.add_generic_rpc_handlers((services,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        pipe.send(f"127.0.0.1:{port}")
+        await server.wait_for_termination()
+
+    asyncio.run(serve())
+
+
+async def _calls_per_second(address: str, request: bytes) -> float:
+    """From one process, over one connection."""
+    until, num_calls = SYSTEM_CLOCK.monotonic() + CALL_SECONDS, 0
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        method = channel.unary_unary(GET_SHARD_CLOCKS.path, as_is, as_is)
+
+        async def one_after_another() -> None:
+            nonlocal num_calls
+            while SYSTEM_CLOCK.monotonic() < until:
+                await method(request)
+                num_calls += 1
+
+        await asyncio.gather(*(one_after_another() for _ in range(CALLS_AT_A_TIME)))
+    return num_calls / CALL_SECONDS

@@ -1,0 +1,149 @@
+"""Pipelines are compressed as layers freeze: every bit is that of the reference with the same virtual workers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.checker import check_run
+from hetpipe.checkpoint.manifest import checkpoint_dir
+from hetpipe.decide.elastic.script import script_of
+from hetpipe.job.elastic import FreezeLine, ScriptLine, ScriptMoment
+from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values import wire
+from hetpipe.values.ids import Clock
+from hetpipe.values.plan import Plan
+from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
+from tests.numerics.test_freezing import SCHEDULE, cuts_in_force
+from tests.numerics.test_leavers import decisions
+from tests.reference.executor import run_reference
+
+pytestmark = pytest.mark.matrix
+
+#: Five layers, three of them with parameters, in four stages: two pipelines of two stages once one of them is frozen.
+REPLICAS = Case(
+    workers=1,
+    stages=[[1, 1, 1, 2]],
+    wave=4,
+    batch_size=2,
+    epochs=3,
+    kind="allreduce",
+    weights="flush",
+    optimizer=dict(MOMENTUM),
+    freeze={**SCHEDULE, "compress": True, "compress_by": "parameters"},
+)
+
+
+def plan_of_run(folder: Path) -> Plan:
+    found: Plan = wire.from_json(Plan, (folder / "plan.json").read_bytes())
+    return found
+
+
+def reference_values(folder: Path) -> dict[str, Any]:
+    """What the history of a run says about who trains, with which cuts, N and frozen layers, for the reference."""
+    plan = plan_of_run(folder)
+    membership: dict[int, tuple[int, ...]] = {0: plan.freeze_lineups[0].members}
+    taken: dict[int, dict[int, int]] = {}
+    present = set(membership[0])
+    for line in decisions(folder, "leave", "join"):
+        if line["clock"]:
+            (present.discard if line["event"] == "leave" else present.add)(line["vw"])
+            membership[line["clock"]] = tuple(sorted(present))
+    for clock, members in membership.items():
+        for vw in members if clock else ():
+            before = membership[max(at for at in membership if at < clock)]
+            first = plan.virtual_workers[vw].stages[0].device
+            if vw not in before:
+                (source,) = (v for v in before if first in [s.device for s in plan.virtual_workers[v].stages])
+                taken.setdefault(clock, {})[vw] = source
+    waves: dict[int, int] = {line["clock"]: line["minibatches_per_wave"] for line in decisions(folder, "waves")}
+    return {
+        "num_virtual_workers": len(plan.virtual_workers),
+        "stages": tuple(
+            tuple(stage.last_layer - stage.first_layer for stage in worker.stages) for worker in plan.virtual_workers
+        ),
+        "membership": membership,
+        "taken_over": taken,
+        "waves": waves,
+        "plans": cuts_in_force(folder),
+        "frozen": {0: 0, **{line["clock"]: line["layers"] for line in decisions(folder, "freeze")}},
+    }
+
+
+def scripted(what: Case, folder: Path) -> Case:
+    """The case by the script of the decisions of a run of it, and of the frozen layers that the job states."""
+    script: list[ScriptLine] = list(script_of(read_decisions(folder)))
+    if "schedule" in what.freeze:
+        clocks = [line["clock"] for line in decisions(folder, "barrier") if "epoch" in line["reason"]]
+        for point in what.freeze["schedule"][: len(clocks) - 1]:
+            at = ScriptMoment(clock=clocks[point["epoch"] - 1])
+            script.append(FreezeLine(at=at, do="freeze", layers=point["layers"]))
+
+    def place(line: ScriptLine) -> tuple[int, bool]:
+        assert isinstance(line.at, ScriptMoment)
+        return line.at.clock, not isinstance(line, FreezeLine)
+
+    in_order = sorted(script, key=place)
+    return replace(what, freeze={}, elastic={"script": [line.model_dump(mode="json") for line in in_order]})
+
+
+NORMS: dict[str, Any] = {"every": "epoch", "alpha": "1/2"}
+
+#: Two pipelines of two stages, which become four of one.
+WORKERS = Case(
+    workers=2,
+    stages=[[1, 4], [2, 3]],
+    wave=4,
+    batch_size=2,
+    epochs=3,
+    weights="stash",
+    optimizer=dict(ADAMW),
+    freeze={**SCHEDULE, "compress": True},
+)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        REPLICAS,
+        replace(WORKERS, weights="wave", epochs=2, optimizer=dict(MOMENTUM), freeze={**NORMS, "compress": True}),
+        pytest.param(WORKERS, marks=pytest.mark.exhaustive),
+        pytest.param(
+            replace(
+                WORKERS, wave=3, epochs=2, weights="vertical", freeze={**WORKERS.freeze, "keep_global_batch": False}
+            ),
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["replicas", "norms", "workers", "another-batch"],
+)
+def test_the_bits_of_the_reference(what: Case, tmp_path: Path) -> None:
+    """Of the run, of its decisions as a script, and of the run resumed before and after the pipelines change."""
+    run(what, tmp_path / "run")
+    lineups = plan_of_run(tmp_path / "run").freeze_lineups
+    assert len(lineups) > 1, "with frozen layers fewer stages are enough"
+    values = reference_values(tmp_path / "run")
+    assert len(values["membership"]) > 1
+    expected = run_reference(what.reference(**values))
+    assert_same_bits(trained(tmp_path / "run"), expected)
+    changed = max(values["membership"])
+    for clock in (changed - 1, changed):
+        folder = tmp_path / f"from-{clock}"
+        run(what, folder, restore=checkpoint_dir(tmp_path / "run", Clock(clock)))
+        assert_same_bits(trained(folder), expected)
+    again = scripted(what, tmp_path / "run")
+    run(again, tmp_path / "again")
+    assert_same_bits(trained(tmp_path / "again"), expected)
+
+
+def test_who_trains_with_other_frozen_layers_is_reported(tmp_path: Path) -> None:
+    """Those that join one barrier too late, by a plan that has them replace the others before."""
+    run(replace(REPLICAS, epochs=3), tmp_path)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["freeze_lineups"][1]["frozen"] = 1
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert {"membership", "wave_size"} <= set(check_run(tmp_path).kinds())
