@@ -1,12 +1,14 @@
 """(v) Frozen layers whose results are cached, against computing them in each pass: pairs of runs, in turn.
 
 One virtual worker of two stages on one node, a frozen trunk of eight layers and a trained head; the data are dealt in
-order. Once the trunk is heavy, so that reading pays; once it is so light that reading and computing take about as long,
-where `auto` may cost no more than 2 %. Speeds are those of all passes but the first, by the history of the last stage.
+order, so that units are minibatches, or shuffled, so that they are samples. Once the trunk is heavy, so that reading
+pays; once it is so light that reading and computing take about as long, where `auto` may cost no more than 2 %. Speeds
+are those of all passes but the first, by the history of the last stage.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -58,13 +60,13 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target)
 
 
-def _job(width: int, cache: str) -> dict[str, Any]:
+def _job(width: int, cache: str, *, shuffle: bool) -> dict[str, Any]:
     arguments = {"args": {"width": width}}
     return {
         "name": "frozen-cache",
         "model": {"call": "benchmarks.frozen_cache:model", **arguments},
         "loss": "benchmarks.frozen_cache:loss",
-        "data": {"train": {"call": "benchmarks.frozen_cache:Samples", **arguments}, "shuffle": False},
+        "data": {"train": {"call": "benchmarks.frozen_cache:Samples", **arguments}, "shuffle": shuffle},
         "batch_size": _BATCH,
         "epochs": _EPOCHS,
         "optimizer": {"name": "SGD", "lr": 0.001},
@@ -74,11 +76,11 @@ def _job(width: int, cache: str) -> dict[str, Any]:
     }
 
 
-def train(width: int, cache: str) -> tuple[float, int]:
+def train(width: int, cache: str, *, shuffle: bool) -> tuple[float, int]:
     """Samples per second after the first pass, and the minibatches read from the cache."""
     with tempfile.TemporaryDirectory(prefix="hetpipe-bench-") as name:
         folder = Path(name)
-        (folder / "job.yaml").write_text(yaml.safe_dump(_job(width, cache)))
+        (folder / "job.yaml").write_text(yaml.safe_dump(_job(width, cache, shuffle=shuffle)))
         run_dir = folder / "run"
         program = str(Path(sys.executable).with_name("hetpipe"))
         command = [program, "train", str(folder / "job.yaml"), "--json", "--run-dir", str(run_dir)]
@@ -98,16 +100,16 @@ def train(width: int, cache: str) -> tuple[float, int]:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Ratio of `auto` to `off` for each trunk: the median, all of them, and how many minibatches were read."""
+    """Ratio of `auto` to `off` for each trunk and order: the median, all of them, and the minibatches read."""
     found: dict[str, Any] = {}
-    for name, width in WIDTHS.items():
+    for (name, width), shuffle in itertools.product(WIDTHS.items(), (False, True)):
         ratios, reads = [], 0
         for number in range(rounds):
             order = MODES if number % 2 == 0 else MODES[::-1]
-            speeds = {mode: train(width, mode) for mode in order}
+            speeds = {mode: train(width, mode, shuffle=shuffle) for mode in order}
             ratios.append(speeds["auto"][0] / speeds["off"][0])
             reads = speeds["auto"][1]
-        found[name] = {
+        found[f"{name}, {'shuffled' if shuffle else 'in order'}"] = {
             "auto / off": round(statistics.median(ratios), 3),
             "each": [round(ratio, 3) for ratio in ratios],
             "minibatches read": reads,

@@ -249,9 +249,11 @@ class StageCompute:
             layer.module.to(device)
         enter_training(self._modes)
 
-    @torch.no_grad()
     def run_frozen(self, p: Minibatch, values: Values, first: int, last: int) -> Values:
         """Run the frozen layers [first, last) of the stage on what enters the first of them; keeps no state.
+
+        Nothing there requires a gradient. Gradients stay enabled all the same: where they are not, a model that is cut
+        within its own forward has the cuts and the log of evaluations, which the layers behind cannot read.
 
         Args:
             p: the minibatch.

@@ -197,7 +197,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"zebra": 1}, "zebra: unknown key; use batch_size, checkpoint, "),
     ({"sync": {"d": 4}}, "sync.d: unknown key; did you mean `D`?"),
     ({"workers": {"stage": 2}}, "workers.stage: unknown key; did you mean `stages`?"),
-    ({"data": {"train": "a:b", "test": "a:b"}}, "data.test: unknown key; use collate_fn, eval, "),
+    ({"data": {"train": "a:b", "test": "a:b"}}, "data.test: unknown key; use collate_fn, division, "),
     ({"cluster": {"slowdwn": 2.0}}, "cluster.slowdwn: unknown key; did you mean `slowdown`?"),
     (
         {"cluster": {"devices": [{"slow_down": 2.0}]}},

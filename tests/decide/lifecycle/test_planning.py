@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hetpipe.decide.elastic.compressing import with_freeze_plans
+from hetpipe.decide.elastic.freezing import with_freeze_levels
 from hetpipe.decide.lifecycle.configs import fresh_progress
 from hetpipe.decide.lifecycle.inspections import Inspected
 from hetpipe.decide.lifecycle.planning import (
@@ -30,15 +32,22 @@ from tests.job.test_job_cluster import CLUSTER, LAYER, PROFILE
 from tests.server.coordinator.builders import BASE, JOB_ID, agent_info, measured, model
 
 PLANNER = partial(choose_plan, predict=closed_form)
-LAYERS = [
-    {
-        **LAYER,
-        "name": str(index),
-        "parameter_bytes": 40,
-        "parameters": [{"name": f"{index}.weight", "shape": [10], "dtype": "float32"}],
-    }
-    for index in range(2)
-]
+
+
+def layers_of(count: int) -> list[dict[str, Any]]:
+    """Those of `model(count)`, with the times of `LAYER`."""
+    return [
+        {
+            **LAYER,
+            "name": str(index),
+            "parameter_bytes": 40,
+            "parameters": [{"name": f"{index}.weight", "shape": [10], "dtype": "float32"}],
+        }
+        for index in range(count)
+    ]
+
+
+LAYERS = layers_of(2)
 NAMED: dict[str, Any] = {"file": CLUSTER, "profile": {**PROFILE, "layers": LAYERS}}
 PLAYED = {**NAMED, "emulate": True, "emulate_links": True}
 
@@ -152,6 +161,41 @@ def test_a_given_cut_may_play_a_cluster_too() -> None:
     (first, second), (only,) = run.emulations
     assert (first.forward_seconds[0], second.forward_seconds[1]) == (0.001, 0.0025)
     assert only.forward_of(0, 2) == pytest.approx(4 * 2 * 0.0025)
+
+
+#: Two virtual workers of two stages that average their gradients, and play devices on two nodes.
+REPLICAS: dict[str, Any] = {
+    "workers": {"stages": [[2, 2]] * 2},
+    "sync": {"kind": "allreduce", "minibatches_per_wave": 4},
+    "weights": "flush",
+    "parameter_servers": {},
+    "cluster": {
+        **PLAYED,
+        "file": {**CLUSTER, "nodes": [{"name": name, "devices": ["slow", "slow"]} for name in ("n0", "n1")]},
+        "profile": {**PROFILE, "layers": layers_of(4)},
+    },
+}
+WITHIN, ACROSS = LinkTime(0.0, 8e9), LinkTime(0.001, 1e9)
+
+
+def test_replicas_of_another_number_of_stages_average_among_themselves() -> None:
+    """Those of the script are on one node, those of the job on two."""
+    script = [{"at": {"clock": 3}, "do": "drop", "vw": vw} for vw in range(2)]
+    script += [{"at": {"clock": 3}, "do": "add", "vw": 2 + k, "devices": [k], "stages": [4]} for k in range(2)]
+    run = planned(job(**REPLICAS, elastic={"script": script}), agent_info(devices=4), num_layers=4)
+    assert [[stage.replicas for stage in stages] for stages in run.emulations] == [[ACROSS] * 2] * 2 + [[WITHIN]] * 2
+    assert [len(stages[0].forward_seconds) for stages in run.emulations] == [4] * 4
+
+
+def test_replicas_of_a_compressed_lineup_average_among_themselves() -> None:
+    """Four of one stage, on the devices of two of two."""
+    freeze = {"schedule": [{"epoch": 1, "layers": 3}], "compress": True, "compress_by": "parameters"}
+    agents, of = [agent_info(devices=4)], job(**REPLICAS, freeze=freeze)
+    run = planned(of, *agents, num_layers=4)
+    plan = with_freeze_levels(run.plan, of, model(4).layers, fresh_progress(40))
+    run = with_freeze_plans(replace(run, plan=plan), agents)
+    assert [len(lineup.workers) for lineup in run.plan.freeze_lineups] == [2, 4]
+    assert [[stage.replicas for stage in stages] for stages in run.emulations] == [[ACROSS] * 2] * 2 + [[ACROSS]] * 4
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,22 @@ from tests.decide.planner.job_cases import MIB, chain, cluster_of, jobs_for
 
 #: Nodes of two types, in turn.
 NODES = ["VVVV", "QQQQ"] * 20
+#: Up to so many times as slow may copies be (docs/benchmarks.md, section f).
+_SLOWER = 1.06
 #: What a search calls to see whether the cluster is a large one.
 ASKED = "hetpipe.decide.planner.ranking.tiling_of"
+
+
+@pytest.fixture(autouse=True)
+def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies are a large cluster already."""
+    monkeypatch.setattr("hetpipe.decide.planner.tiling._FEWEST", 2)
+
+
+def test_a_large_cluster_has_256_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert tiling_of(cluster_of(["VVVV", "QQQQ"] * 31), PlanOptions()) is None
+    assert tiling_of(cluster_of(["VVVV", "QQQQ"] * 32), PlanOptions()) is not None
 
 
 def test_copies_have_each_node_once() -> None:
@@ -122,7 +136,7 @@ def test_a_model_that_needs_more_than_a_small_cluster() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("staleness", [0, 4])
 @pytest.mark.parametrize("model", ["vgg", "gpt2"])
-def test_no_slower_than_the_whole_search_by_simulation(
+def test_little_slower_than_the_whole_search_by_simulation(
     model: str, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = {"vgg": models.vgg19, "gpt2": models.gpt2}[model]()
@@ -131,4 +145,4 @@ def test_no_slower_than_the_whole_search_by_simulation(
     monkeypatch.setattr(ASKED, lambda *_: None)
     searched = choose_plan(profile, cluster, options, predict=predicted)
 
-    assert plan.predicted.samples_per_second * ALIKE >= searched.predicted.samples_per_second
+    assert plan.predicted.samples_per_second * _SLOWER >= searched.predicted.samples_per_second

@@ -180,8 +180,18 @@ class TestJobs:
         assert plan.job_id == JOB_ID
         assert facts == {
             "num_samples": 40,
+            "homes": [],
             "eval_samples": 10,
-            "start": {"clock": 0, "epoch": 0, "used": [], "minibatches": 0, "samples": 0, "frozen": 0, "waves": {}},
+            "start": {
+                "clock": 0,
+                "epoch": 0,
+                "used": [],
+                "minibatches": 0,
+                "samples": 0,
+                "frozen": 0,
+                "waves": {},
+                "lineup": 0,
+            },
             "layers": [layer.name for layer in model().layers],
         }
         assert sorted(path.name for path in cluster.run_dir.iterdir()) == ["facts.json", "plan.json"]
@@ -333,6 +343,7 @@ class TestRestore:
             "samples": 32,
             "frozen": 0,
             "waves": {},
+            "lineup": 0,
         }
 
     def test_a_checkpoint_that_is_none_fails_the_job(self, cluster: Cluster) -> None:

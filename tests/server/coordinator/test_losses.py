@@ -193,6 +193,7 @@ class TestRewinds:
             "samples": 32,
             "frozen": 0,
             "waves": {},
+            "lineup": 0,
         }
         assert json.loads((folder / "plan.json").read_text())["term"] == 2
 
