@@ -112,7 +112,7 @@ def mixed_cases() -> Iterator[tuple[str, tuple[int, ...], int, str]]:
 def test_the_formula_predicts_the_peak_under_memory_policies(
     name: str, counts: tuple[int, ...], stage: int, mix: str
 ) -> None:
-    """Within 15 %; an input that a layer behind a recomputed one counts already in its own activations adds to that."""
+    """Within 15 %; what layers behind the largest run have freed when it is recomputed adds to that (§3)."""
     n, first = 4, sum(counts[:stage])
     policies = [WORDS[letter] for letter in mix[first : first + counts[stage]]]
     measured = measure_stage_peak(
