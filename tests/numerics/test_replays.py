@@ -1,8 +1,10 @@
-"""Whatever a run has decided by itself can be replayed as a script with equal bits: moves, and frozen layers."""
+"""Whatever a run has decided by itself can be replayed as a script with equal bits: moves, frozen layers, leavers."""
 
 from __future__ import annotations
 
 import random
+import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,24 @@ import pytest
 import torch
 
 from hetpipe.decide.elastic.script import script_of
+from hetpipe.decide.lifecycle.exchange import MoveAnswered, MoveLayers, Replan
 from hetpipe.job.elastic import AddLine, BarrierLine, DropLine, FreezeLine, MoveLine
+from hetpipe.pipeline import tally
+from hetpipe.server.coordinator.replan_tasks import ReplanTasks
 from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values.decisions import MoveDecision
+from hetpipe.values.events import JobState
+from hetpipe.values.ids import StageIndex, VirtualWorkerIndex
+from hetpipe.values.run import StageProgress, StageReport
+from hetpipe.values.sync import PlanMove
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
 from tests.numerics.test_deaths import BATCH_NORM, death
 from tests.numerics.test_freezing import assert_frozen
 from tests.numerics.test_leavers import drain
 from tests.numerics.test_moves import barrier_move
 from tests.reference.executor import run_reference
+from tests.server.coordinator.builders import JOB_ID
+from tests.server.coordinator.machine_driver import Driver
 
 pytestmark = pytest.mark.matrix
 
@@ -98,6 +110,65 @@ def test_who_is_drained_and_comes_back_is_dropped_and_added_by_the_script(
     run(what, tmp_path / "run", deaths=(*drained, *moves))
     again = replayed(what, tmp_path / "run")
     assert [verb for _, verb, _ in again.members].count("drop") == len(drained)
+    run(again, tmp_path / "again")
+    assert_same_bits(trained(tmp_path / "run"), run_reference(again.reference()))
+    assert_same_bits(trained(tmp_path / "again"), run_reference(again.reference()))
+    assert read_decisions(tmp_path / "again") == (), "a scripted run decides nothing by itself"
+
+
+class Coordinator:
+    """The coordinator's decisions about a run, from what its stages report, with the times that a test gives them."""
+
+    def __init__(self, what: Case, folder: Path, seconds: dict[tuple[int, int], float]) -> None:
+        self._machine = Driver(what.job())
+        self._machine.to(JobState.RUNNING)
+        self._folder = folder
+        self._seconds = seconds
+        self._clocks = Counter[tuple[int, int]]()
+        self._guard = threading.Lock()
+
+    def hear(
+        self, vw: VirtualWorkerIndex, stage: StageIndex, report: StageReport
+    ) -> tuple[VirtualWorkerIndex, PlanMove] | None:
+        """Process a report of a stage that has closed a wave; returns a move of layers, if one is due."""
+        with self._guard:
+            if not isinstance(report, StageProgress) or report.clock <= self._clocks[vw, stage]:
+                return None
+            self._clocks[vw, stage] = report.clock
+            took = self._seconds[vw, stage] * report.minibatches
+            self._machine.said.clear()
+            self._machine.wait(5.0)
+            self._machine.report(vw, stage, replace(report, compute_seconds=took))
+            for task in self._machine.tasks(Replan):
+                self._machine.feed(ReplanTasks(JOB_ID).replan(task, str(self._folder)))
+            for asked in self._machine.tasks(MoveLayers):
+                self._machine.feed(MoveAnswered(asked.vw, asked.move.incarnation, "accepted"))
+                return asked.vw, asked.move
+        return None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"staleness": 1},
+        pytest.param({"staleness": 0, "weights": "flush"}, marks=pytest.mark.exhaustive),
+        pytest.param({"staleness": 1, "weights": "predict", "optimizer": dict(ADAMW)}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_layers_that_move_away_from_a_straggler_are_moved_by_the_script(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stage of four takes ten times as long, in what is reported: the machine need not be slow for that."""
+    monkeypatch.setattr(tally, "REPORT_SECONDS", 0.0)
+    what = Case(workers=2, stages=[[2, 2]] * 2, wave=2, epochs=8, **changes, **BATCH_NORM)
+    seconds = {(vw, stage): 0.1 for vw in (0, 1) for stage in (0, 1)} | {(1, 1): 1.0}
+    run(what, tmp_path / "run", coordinate=Coordinator(what, tmp_path, seconds).hear)
+    (decided,) = read_decisions(tmp_path / "run")
+    assert isinstance(decided, MoveDecision)
+    assert (decided.vw, decided.stages, decided.by) == (1, (3, 1), "straggler")
+    assert decided.reason == "compared with the plan, virtual worker 1 takes: stage 1 10.0 times"
+    again = replayed(what, tmp_path / "run")
+    assert again.moves == ((decided.at.clock, 1, (3, 1)),)
     run(again, tmp_path / "again")
     assert_same_bits(trained(tmp_path / "run"), run_reference(again.reference()))
     assert_same_bits(trained(tmp_path / "again"), run_reference(again.reference()))

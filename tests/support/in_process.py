@@ -141,6 +141,10 @@ class InProcessRun:
     """Virtual worker → the plan of its later lives, where that is not the one of its first."""
     shares_inspection: bool = False
     """Whether the model is inspected once for all runs of it (`inspect_once`)."""
+    coordinate: Callable[[VirtualWorkerIndex, StageIndex, StageReport], tuple[VirtualWorkerIndex, PlanMove] | None] = (
+        lambda *_: None
+    )
+    """Hears what each stage reports, on its thread, and may answer whose layers move at the next barrier, and where."""
 
 
 @dataclass(slots=True)
@@ -485,6 +489,8 @@ class _Cluster:
         if isinstance(report, StageEvaluation):
             life.reach("before evaluation", report.clock, stage)
         self.result.reports.append((life.vw, stage, report))
+        if (asked := self._run.coordinate(life.vw, stage, report)) is not None:
+            self._shards[0].clock_shard.move(*asked)
 
     def _live(
         self, life: Life, stage: StageIndex, own: Sequence[Link], begin: Callable[[], tuple[StageRunner, ShardClient]]
