@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 from hetpipe.checker import check_run
-from hetpipe.checkpoint.manifest import checkpoint_dir
+from hetpipe.checkpoint.layout import optimizer_source
+from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.job.elastic import FreezeLine, ScriptLine, ScriptMoment
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values import wire
-from hetpipe.values.ids import Clock
+from hetpipe.values.freezing import lineup_for
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.plan import Plan
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
 from tests.numerics.test_freezing import SCHEDULE, cuts_in_force
 from tests.numerics.test_leavers import decisions
+from tests.numerics.test_resumed_elsewhere import taken_from
 from tests.reference.executor import run_reference
 
 pytestmark = pytest.mark.matrix
@@ -43,18 +46,26 @@ def plan_of_run(folder: Path) -> Plan:
     return found
 
 
-def reference_values(folder: Path) -> dict[str, Any]:
-    """What the history of a run says about who trains, with which cuts, N and frozen layers, for the reference."""
+def reference_values(folder: Path, begin: int = 0, lineup: int = 0) -> dict[str, Any]:
+    """What the history of a run says about who trains, with which cuts, N and frozen layers, for the reference.
+
+    Args:
+        folder: of the run.
+        begin: the clock it begins at.
+        lineup: F of those who train there.
+    """
     plan = plan_of_run(folder)
-    membership: dict[int, tuple[int, ...]] = {0: plan.freeze_lineups[0].members}
+    first_lineup = lineup_for(plan.freeze_lineups, lineup)
+    assert first_lineup is not None
+    membership: dict[int, tuple[int, ...]] = {0: first_lineup.members}
     taken: dict[int, dict[int, int]] = {}
     present = set(membership[0])
     for line in decisions(folder, "leave", "join"):
-        if line["clock"]:
+        if line["clock"] > begin:
             (present.discard if line["event"] == "leave" else present.add)(line["vw"])
             membership[line["clock"]] = tuple(sorted(present))
     for clock, members in membership.items():
-        for vw in members if clock else ():
+        for vw in members if clock > begin else ():
             before = membership[max(at for at in membership if at < clock)]
             first = plan.virtual_workers[vw].stages[0].device
             if vw not in before:
@@ -138,6 +149,39 @@ def test_the_bits_of_the_reference(what: Case, tmp_path: Path) -> None:
     again = scripted(what, tmp_path / "run")
     run(again, tmp_path / "again")
     assert_same_bits(trained(tmp_path / "again"), expected)
+
+
+#: The pipelines change behind the first of two epochs.
+SHORT = replace(WORKERS, batch_size=8, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("what", "changes", "is_changed"),
+    [
+        pytest.param(SHORT, {"workers": 1, "stages": [[1, 1, 1, 2]]}, False, id="one-that-halves-twice"),
+        pytest.param(replace(REPLICAS, batch_size=8), {"workers": 2, "stages": [[2, 3]] * 2}, True, id="replicas"),
+        pytest.param(SHORT, {"workers": 3, "stages": [[1, 4]] * 3}, True, id="more", marks=pytest.mark.exhaustive),
+        pytest.param(SHORT, {"workers": 1, "stages": [[5]]}, True, id="one-device", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_run_that_is_resumed_on_other_devices_has_their_lineups(
+    what: Case, changes: dict[str, Any], *, is_changed: bool, tmp_path: Path
+) -> None:
+    """With the F of its checkpoint, at the barrier at which pipelines are compressed, or at the one before it."""
+    run(what, tmp_path / "before")
+    values = reference_values(tmp_path / "before")
+    clock = Clock(max(values["membership"]) - (not is_changed))
+    folder, after = checkpoint_dir(tmp_path / "before", clock), replace(what, **changes)
+    run(after, tmp_path / "after", restore=folder)
+    manifest = read_manifest(folder)
+    own = reference_values(tmp_path / "after", clock, manifest.progress.lineup)
+    sources = [
+        optimizer_source(manifest.members, VirtualWorkerIndex(vw), is_shared=what.kind == "allreduce")
+        for vw in range(own["num_virtual_workers"])
+    ]
+    state = run_reference(what.reference(**values)).barriers[clock]
+    expected = run_reference(after.reference(**own), taken_from(state, sources))
+    assert_same_bits(trained(tmp_path / "after"), expected)
 
 
 def test_who_trains_with_other_frozen_layers_is_reported(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ the epoch counts once, before or after.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,11 @@ def carried_over(state: ReferenceState, case: Case) -> ReferenceState:
         optimizer_source(members, VirtualWorkerIndex(vw), is_shared=case.kind == "allreduce")
         for vw in range(case.workers)
     ]
+    return taken_from(state, sources)
+
+
+def taken_from(state: ReferenceState, sources: Sequence[int]) -> ReferenceState:
+    """`state` for virtual workers that continue with the optimizer states of `sources`."""
     return replace(
         state,
         optimizers=tuple(state.optimizers[source] for source in sources),

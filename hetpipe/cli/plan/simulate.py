@@ -175,7 +175,9 @@ def phase_lines(phases: Sequence[Phase]) -> list[str]:
         for phase in phases
     ]
     head = ["from clock", "F", "frozen layers", "samples/s", "time"]
-    return ["", *columns([head, *rows]), f"together {rate(samples / whole)} samples/s in {duration(whole)}"]
+    together = f"together {rate(samples / whole)} samples/s in {duration(whole)}"
+    stays = "pipelines and cuts are those of the plan all the time, not as freeze.compress and freeze.recut change them"
+    return ["", *columns([head, *rows]), together, stays]
 
 
 def freeze_of(text: str) -> tuple[int, int]:

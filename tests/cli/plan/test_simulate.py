@@ -67,6 +67,7 @@ def test_a_run_whose_layers_freeze_is_foretold_phase_by_phase() -> None:
     result = simulated("--minibatches", "80", "--freeze", "20=1")
     assert "from clock  F  frozen layers  samples/s" in result.stdout
     assert "together" in result.stdout
+    assert "pipelines and cuts are those of the plan all the time" in result.stdout, "a plan file has no lineups"
 
 
 @pytest.mark.parametrize(
