@@ -243,7 +243,8 @@ def simulate(  # noqa: PLR0913 - the options of the command
         jitter_cv: coefficient of variation of computing times.
         seed: of that variation.
         stragglers: devices with the factors by which they are slower.
-        freeze: clock → F, the number of layers with parameters that are frozen from there on: `result.phases`.
+        freeze: clock → F, the number of layers with parameters that are frozen from there on: `result.phases`, in which
+            pipelines and cuts stay those of the plan.
         contention: transfers share network cards.
 
     Raises:
