@@ -221,7 +221,7 @@ def test_messages_in_any_order_late_and_twice(name: str, tmp_path: Path, monkeyp
         ("before forward", 6),
         pytest.param("before forward", 5, marks=pytest.mark.exhaustive),
         pytest.param("before forward", 7, marks=pytest.mark.exhaustive),
-        pytest.param("before pull", 3, marks=pytest.mark.exhaustive),
+        pytest.param("before pull", 2, marks=pytest.mark.exhaustive),
         pytest.param("before staged", 1, marks=pytest.mark.exhaustive),
         pytest.param("after staged", 1, marks=pytest.mark.exhaustive),
         pytest.param("after staged", 2, marks=pytest.mark.exhaustive),
