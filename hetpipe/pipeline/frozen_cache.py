@@ -157,6 +157,15 @@ class FrozenCache:
             border, {unit: _pieces((*(row[k] for row in rows), note), start) for k, unit in enumerate(units)}
         )
 
+    def decline(self, key: str) -> None:
+        """Let the stages of this node know that units under `key` are not worth asking for."""
+        with suppress(OSError):
+            self._declined(key).touch()
+
+    def is_declined(self, key: str) -> bool:
+        """Whether a stage of this node has declined `key`."""
+        return self._declined(key).exists()
+
     def drop(self, border: int, units: Sequence[bytes]) -> None:
         """Keep units at `border` no more."""
         for tier in ("memory", "disk"):
@@ -176,6 +185,9 @@ class FrozenCache:
 
     def _roots(self) -> tuple[Path, Path]:
         return self._root("memory"), self._root("disk")
+
+    def _declined(self, key: str) -> Path:
+        return self._folders.memory / f"declined-{self._term}-{key}"
 
     def _path_of(self, border: int, unit: bytes) -> Path | None:
         paths = (folder / str(border) / unit.hex() for folder in self._roots())

@@ -23,6 +23,7 @@ from hetpipe.job.freezing import CacheMode
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import Values
 from hetpipe.pipeline.frozen_cache import DIGEST_BYTES, FrozenCache, digest_of, digests_of_samples
+from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.quantities import time_text
 from hetpipe.values.run import CacheUse
 
@@ -112,6 +113,7 @@ class FrozenPrefix:
         self,
         cache: FrozenCache,
         mode: CacheMode,
+        vw: VirtualWorkerIndex,
         nodes: tuple[str, ...],
         stage: int,
         epochs: int | None,
@@ -124,7 +126,8 @@ class FrozenPrefix:
         Args:
             cache: of this stage's node.
             mode: `on`, or `auto`: as long as it pays.
-            nodes: node of each stage of the virtual worker.
+            vw: its virtual worker.
+            nodes: node of each stage of that.
             stage: this one.
             epochs: passes over the data of the run; None: minibatches bound it.
             clock: for measurements.
@@ -133,6 +136,7 @@ class FrozenPrefix:
         self.cache = cache
         self._use = CacheUse(0, 0, 0, 0)
         self._mode = mode
+        self._vw = vw
         self._nodes = nodes
         self._stage = stage
         self._epochs = epochs
@@ -151,6 +155,8 @@ class FrozenPrefix:
         self._tried: dict[tuple[int, int], tuple[bool, ...] | None] = {}
         self._pass = _Pass()
         self._has_kept = False
+        #: Whether the virtual worker asks for no unit, as it does not pay with this cut and these frozen layers.
+        self._is_declined = False
         #: Whether a whole pass over the data has read nothing of what was kept before.
         self._is_useless = False
 
@@ -162,6 +168,7 @@ class FrozenPrefix:
         self._passes_ahead = passes_ahead(epoch, self._epochs)
         if is_other:
             self._tried = {}
+            self._is_declined = False
         if is_next:
             self._end_pass()
         if is_other or is_next:
@@ -200,8 +207,16 @@ class FrozenPrefix:
 
     def entered(self, inputs: Values) -> AtBorder:
         """A minibatch that enters the model."""
+        if not self._is_declined and self._mode == "auto":
+            self._is_declined = self.cache.is_declined(self._key)
+        if self._is_declined:
+            return AtBorder(inputs, 0, ())
         units = (digests_of_samples(inputs) or ()) if self._of_samples else (digest_of(inputs),)
         return AtBorder(inputs, 0, units)
+
+    @property
+    def _key(self) -> str:
+        return f"{self._vw}-{self._frozen_layers}-{'-'.join(map(str, self._bounds))}"
 
     def cross(self, arrived: AtBorder, layers: FrozenLayers) -> Crossed:
         """Read a minibatch, or compute the frozen layers of this stage."""
@@ -303,6 +318,9 @@ class FrozenPrefix:
         is_last = len(self._measured) == _TRIALS
         if costs is None or (is_last and not self._pays(behind.border)):
             self._keeps_at = None
+            # In later passes it pays even less. Stages on other nodes may still find that theirs does.
+            if costs is not None and len(set(self._nodes)) == 1:
+                self.cache.decline(self._key)
             return self._of_samples and costs is not None
         return self._of_samples or (is_last and self._store(behind, by_sample))
 

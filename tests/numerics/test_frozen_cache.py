@@ -196,6 +196,8 @@ def test_auto_keeps_nothing_that_does_not_pay(tmp_path: Path, monkeypatch: pytes
     found = assert_cached(what, tmp_path)
     assert found
     assert not any(line["read"] or line["kept"] for line in found)
+    assert any(line["units"] for line in found)
+    assert not any(line["units"] for line in found if line["p"] > 4 * 3), "nobody asks any more"
 
 
 def test_auto_keeps_what_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,11 +62,15 @@ class CacheCosts:
 def pays(costs: CacheCosts, passes: int) -> bool:
     """Whether keeping a unit gains more than it costs, if it is read in each of `passes` further passes over the data.
 
+    Where computing takes less than twice as long as reading it does not: the digest of the unit is not measured.
+
     >>> costs = CacheCosts(compute=0.003, read=0.001, keep=0.004)
     >>> [pays(costs, passes) for passes in (0, 2, 3)]
     [False, False, True]
+    >>> pays(CacheCosts(compute=0.003, read=0.002, keep=0.001), passes=100)
+    False
     """
-    return passes * (costs.compute - costs.read) > costs.keep
+    return costs.compute >= 2 * costs.read and passes * (costs.compute - costs.read) > costs.keep
 
 
 def passes_ahead(epoch: int, epochs: int | None) -> int:

@@ -454,6 +454,7 @@ def _prefix(job: Job, config: StageConfig, wiring: Wiring) -> FrozenPrefix | Non
     return FrozenPrefix(
         FrozenCache(wiring.cache, config.plan.term),
         job.freeze.cache,
+        config.vw,
         tuple(node_of(stage.device) for stage in stages),
         config.stage,
         job.epochs,
