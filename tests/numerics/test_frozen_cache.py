@@ -54,26 +54,30 @@ def assert_cached(what: Case, folder: Path, **options: Any) -> list[dict[str, An
     return crossings(folder)
 
 
-@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), all_pairs(POINTS))
-def test_every_policy_equals_the_reference(
-    weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
-) -> None:
-    """In the epochs with F = 1, 2, 2, 2 a minibatch is computed, computed from layer 2 on, and read twice."""
+def scheduled(weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], **changes: Any) -> Case:
+    """Virtual workers cut alike, with more layers frozen from epoch to epoch."""
     workers = 1 if kind == "none" else 2
-    what = Case(
+    return Case(
         workers=workers,
         stages=[list(cut)] * workers,
         wave=3,
         data="data32",
         batch_size=6,
         staleness=0 if kind == "bsp" else 1,
-        epochs=5,
         kind=kind,
         weights=weights,
         optimizer=dict(OPTIMIZERS[optimizer]),
         freeze=ON,
-        reads=IN_ORDER,
+        **changes,
     )
+
+
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), all_pairs(POINTS))
+def test_every_policy_equals_the_reference(
+    weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
+) -> None:
+    """In the epochs with F = 1, 2, 2, 2 a minibatch is computed, computed from layer 2 on, and read twice."""
+    what = scheduled(weights, kind, optimizer, cut, epochs=5, reads=IN_ORDER)
     found = assert_cached(what, tmp_path)
     computed = Counter(tuple(line["computed"]) for line in found if line["computed"][0] < line["computed"][1])
     per_epoch = 8
@@ -224,20 +228,7 @@ def test_shuffled_samples_equal_the_reference(
     weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
 ) -> None:
     """From the second epoch with two frozen layers on, samples are read in whatever minibatch they come."""
-    workers = 1 if kind == "none" else 2
-    what = Case(
-        workers=workers,
-        stages=[list(cut)] * workers,
-        wave=3,
-        data="data32",
-        batch_size=6,
-        staleness=0 if kind == "bsp" else 1,
-        epochs=6,
-        kind=kind,
-        weights=weights,
-        optimizer=dict(OPTIMIZERS[optimizer]),
-        freeze=ON,
-    )
+    what = scheduled(weights, kind, optimizer, cut, epochs=6)
     first_stages = [line for line in assert_cached(what, tmp_path) if line["stage"] == 0]
     assert {len(line["units"]) for line in first_stages} == {6, 4}
     per_epoch = 8
