@@ -157,7 +157,7 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
     "Depart": _AGENT,
     "GetStatus": _all("job_id", _NO_EFFECT),
     "WatchJob": _all("job_id", _NO_EFFECT),
-    "ListMembers": {},
+    "ListMembers": _all("after", _NO_EFFECT),
     "GetClocks": _all("job_id", _NO_EFFECT),
     "WatchClocks": _all("job_id", _NO_EFFECT),
 }
