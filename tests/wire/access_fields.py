@@ -77,6 +77,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "ReportCheckpointRequest": "clock failure",
         "ReportShardCheckpointRequest": "clock failure",
         "FollowLogRequest": "start gathered",
+        "ListMembersRequest": "after",
         "AcknowledgeRequest": "num_records durable applied",
     }.items()
 }
@@ -157,7 +158,7 @@ _COORDINATOR: Mapping[str, Mapping[str, _Cells]] = {
     "Depart": _AGENT,
     "GetStatus": _all("job_id", _NO_EFFECT),
     "WatchJob": _all("job_id", _NO_EFFECT),
-    "ListMembers": _all("after", _NO_EFFECT),
+    "ListMembers": {},
     "GetClocks": _all("job_id", _NO_EFFECT),
     "WatchClocks": _all("job_id", _NO_EFFECT),
 }

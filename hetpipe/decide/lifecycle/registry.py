@@ -29,7 +29,7 @@ MAX_MEMBERS: Mapping[MemberRole, int] = {
 }
 
 #: Members up to which a lease is as long as configured; beyond, it grows with their number.
-MEMBERS_OF_LEAST_LEASE = 1_000
+MEMBERS_OF_LEAST_LEASE = 500
 
 #: Maximum number of workers per operator.
 MAX_WORKERS_OF_OWNER = 25
