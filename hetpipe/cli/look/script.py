@@ -32,13 +32,14 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     job = folder.read_job()
     lines = (*job.elastic.script, *script_of(read_decisions(folder.path)))
     script = [line.model_dump(mode="json", exclude_none=True) for line in lines]
-    output.answer({"script": script}, *_text(job, script))
+    at_start = {} if job.elastic.active is None else {"active": list(job.elastic.active)}
+    output.answer({**at_start, "script": script}, *_text(job, script))
     return ExitStatus.OK
 
 
 def _text(job: Job, script: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The section of the job file, and what else the job needs."""
-    if not script:
+    if not script and job.elastic.active is None:
         yield "# the run has decided nothing so far, and its job has no script"
         return
     if job.has_shards and not job.sync.deterministic:
@@ -48,6 +49,14 @@ def _text(job: Job, script: Sequence[dict[str, Any]]) -> Iterator[str]:
     if job.freeze.recuts:
         yield "# without freeze.recut and freeze.compress of the job: the script has the cuts, and who trains"
     yield "elastic:"
-    yield "  script:"
+    if job.elastic.active is not None:
+        yield f"  active: {_flow(list(job.elastic.active))}"
+    if script:
+        yield "  script:"
     for line in script:
-        yield "    - " + yaml.safe_dump(line, default_flow_style=True, sort_keys=False, width=1 << 20).rstrip()
+        yield f"    - {_flow(line)}"
+
+
+def _flow(value: object) -> str:
+    """YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1 << 20).rstrip()
