@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def checked(model: nn.Module, **values: Any) -> None:
 
 
 def test_layers_that_fit_pass_and_nothing_changes() -> None:
-    model = models.dropout_batch_norm().append(nn.Linear(3, 3))
+    model = nn.Sequential(*cast("nn.Sequential", models.dropout_batch_norm()), nn.Linear(3, 3))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
     checked(model, active=(0, 2, 3), activates=((2, (0, 1, 3, 4)), (5, (0, "[1234]"))))
