@@ -253,6 +253,12 @@ class ClockShard:
             return tuple(self._log.records_from(start, jumps=jumps))
 
     @property
+    def awaits_shards(self) -> bool:
+        """Whether the next clock may lack nothing but acknowledgements (`DecisionLog.awaits_shards`)."""
+        with self.condition:
+            return self._log.awaits_shards
+
+    @property
     def num_records(self) -> int:
         """Number of records in the log."""
         with self.condition:
