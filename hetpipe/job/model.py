@@ -443,6 +443,7 @@ class Job(Section):
             deterministic=self.sync.deterministic and self.has_shards,
             weights=self.weights,
             pull=self.sync.pull,
+            compress_pushes=self.sync.compress_pushes,
         )
 
     @property

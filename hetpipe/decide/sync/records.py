@@ -133,7 +133,10 @@ class SegmentRecord:
     frozen: int = 0
     """F: the frozen layers with trainable parameters in this segment (freezing.md)."""
     frozen_layers: int = 0
-    """The leading layers of the chain that are frozen with F: the slices of all others make a wave whole."""
+    """The leading layers of the chain that are frozen with F: the slices of all others, as far as these are active,
+    make a wave whole."""
+    inactive: tuple[int, ...] = ()
+    """The layers that are inactive in this segment (dynamic-models.md)."""
     kind: Literal["segment"] = "segment"
 
     @property
