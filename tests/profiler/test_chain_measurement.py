@@ -131,8 +131,8 @@ def test_times_are_medians_of_the_clock() -> None:
         clock=Ticking(),
         on_layer=lambda _: None,
     )
-    # Looks of the first layer: four at the warm-up, start, elapsed, then (lap, lap, lap, elapsed) three times; the middle
-    # one counts.
+    # Looks of the first layer: four at the warm-up, start, elapsed, then (lap, lap, lap, elapsed) three times, of which
+    # the middle one counts.
     assert found.layers[0].forward_ms == pytest.approx(12.0)
     assert found.layers[0].backward_ms == pytest.approx(13.0)
     assert (found.repeats, found.measured_at) == (3, 1000.0)
