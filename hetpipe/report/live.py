@@ -102,6 +102,7 @@ class LiveView(View):
         match event:
             case StateChanged(state=state, remark=remark):
                 self._state, self._waiting, self._measuring = STATE_TEXTS[state], "", None
+                self._live.refresh()
                 if remark:
                     self._print(remark)
             case Waiting(sentence=sentence, seconds=seconds):

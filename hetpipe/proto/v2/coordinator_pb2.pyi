@@ -43,10 +43,12 @@ STOP_MODE_CHECKPOINT: StopMode
 STOP_MODE_NOW: StopMode
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("member",)
+    __slots__ = ("member", "version")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     member: _values_pb2.MemberInfo
-    def __init__(self, member: _Optional[_Union[_values_pb2.MemberInfo, _Mapping]] = ...) -> None: ...
+    version: str
+    def __init__(self, member: _Optional[_Union[_values_pb2.MemberInfo, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("registration", "lease_seconds", "order", "fence")
