@@ -27,6 +27,9 @@ HexBytes = Annotated[
 
 SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
 
+#: Rounding of what is pushed (docs/semantics/wsp.md, section 12).
+PushCompression = Literal["none", "bfloat16"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncTraits:
@@ -82,6 +85,8 @@ class SyncSpec:
     weights: WeightPolicy = "wave"
     pull: PullTiming = "every_wave"
     """`required`: the clock in use stays until the staleness bound forbids it."""
+    compress_pushes: PushCompression = "none"
+    """`bfloat16`: what a `float32` parameter's ũ is rounded to on its way to the shards."""
 
     @property
     def policy(self) -> Policy:

@@ -56,6 +56,7 @@ class Case:
     schedule: str = "auto"
     deterministic: bool = True
     pull: str = "every_wave"
+    compress_pushes: str = "none"
     kind: str = "wsp"
     loss: Any = "loss"
     metrics: Any = ()
@@ -116,7 +117,7 @@ class Case:
         if self.has_shards:
             sync.update(combine=self.combine, deterministic=self.deterministic)
         if self.kind == "wsp":
-            sync.update(D=self.staleness, pull=self.pull)
+            sync.update(D=self.staleness, pull=self.pull, compress_pushes=self.compress_pushes)
         gradients: dict[str, Any] = {} if self.accumulate == 1 else {"accumulate": self.accumulate}
         if self.max_norm is not None:
             gradients.update(max_norm=self.max_norm, clip=self.clip)
@@ -212,6 +213,7 @@ class Case:
             "minibatches_per_wave": self.waves or self.wave,
             "staleness": self.staleness,
             "pull": self.pull,
+            "compress_pushes": self.compress_pushes,
             "combine": self.combine,
             "epochs": self.epochs,
             "total_minibatches": None if self.minibatches is None else self.minibatches * self.workers,

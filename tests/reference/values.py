@@ -71,6 +71,8 @@ class ReferenceRun:
     combine: Literal["sum", "mean"] = "sum"
     pull: Literal["every_wave", "required"] = "every_wave"
     """`required`: published weights are fetched only where D forbids the ones in use."""
+    compress_pushes: Literal["none", "bfloat16"] = "none"
+    """`bfloat16`: shards add ũ with every `float32` element rounded to that; its virtual worker adds ũ itself."""
     weights: str = "wave"
     """The weight policy, one of `reference_policies.POLICIES`."""
     stages: tuple[tuple[int, ...], ...] | None = None

@@ -577,20 +577,22 @@ class DataSpec(_message.Message):
     def __init__(self, num_samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., seed: _Optional[int] = ..., epochs: _Optional[int] = ..., total_minibatches: _Optional[int] = ..., homes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SyncSpec(_message.Message):
-    __slots__ = ("minibatches_per_wave", "staleness", "combine", "deterministic", "weights", "pull")
+    __slots__ = ("minibatches_per_wave", "staleness", "combine", "deterministic", "weights", "pull", "compress_pushes")
     MINIBATCHES_PER_WAVE_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     COMBINE_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
+    COMPRESS_PUSHES_FIELD_NUMBER: _ClassVar[int]
     minibatches_per_wave: int
     staleness: int
     combine: str
     deterministic: bool
     weights: str
     pull: str
-    def __init__(self, minibatches_per_wave: _Optional[int] = ..., staleness: _Optional[int] = ..., combine: _Optional[str] = ..., deterministic: bool = ..., weights: _Optional[str] = ..., pull: _Optional[str] = ...) -> None: ...
+    compress_pushes: str
+    def __init__(self, minibatches_per_wave: _Optional[int] = ..., staleness: _Optional[int] = ..., combine: _Optional[str] = ..., deterministic: bool = ..., weights: _Optional[str] = ..., pull: _Optional[str] = ..., compress_pushes: _Optional[str] = ...) -> None: ...
 
 class Membership(_message.Message):
     __slots__ = ("num_stages", "minibatches_per_wave", "plans")

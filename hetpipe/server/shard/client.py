@@ -40,7 +40,7 @@ from hetpipe.values.requests import (
     Requester,
     SliceHeader,
 )
-from hetpipe.values.sync import Progress
+from hetpipe.values.sync import Progress, PushCompression
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 from hetpipe.wire import calls
 from hetpipe.wire.call import Calls
@@ -87,7 +87,7 @@ def shares_of(slices: Sequence[SlicePlan], layout: FlatLayout) -> tuple[_Share, 
 class ShardClient:
     """One stage's connection to all shards. Methods must be called from one thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a stage's share of the weights, who has it, and how it is exchanged
         self,
         requester: Requester,
         slices: Sequence[SlicePlan],
@@ -98,8 +98,10 @@ class ShardClient:
         listener: SyncListener,
         clock: TimeSource,
         timeline: TimelineWriter,
+        compression: PushCompression = "none",
     ) -> None:
         self.requester = requester
+        self._compression = compression
         self._shares = shares_of(slices, pool.layout)
         self._pool = pool
         self._shards = shards
@@ -276,7 +278,7 @@ class ShardClient:
         try:
             if update is not None:
                 with self._timeline.span(Activity.PUSH, wave=wave):
-                    self._push(wave, update, shares)
+                    self._push_update(wave, update, shares, pool)
         finally:
             if update is not None:
                 pool.release(update)
@@ -286,16 +288,33 @@ class ShardClient:
             if update is not None:
                 raise  # only an empty wave can be beyond a barrier that was set after it was sent
 
-    def _push(self, wave: Wave | None, buffer: FlatBuffer, shares: tuple[_Share, ...]) -> None:
+    def _push_update(self, wave: Wave, update: FlatBuffer, shares: tuple[_Share, ...], pool: BufferPool) -> None:
+        """Push ũ as it is or rounded; the stage goes on with the exact one, which it may still hold."""
+        if self._compression == "none":
+            self._push(wave, update, shares)
+            return
+        rounded = pool.take_on_host().set_rounded_(update)
+        try:
+            self._push(wave, rounded, shares, in_halves=True)
+        finally:
+            pool.release(rounded)
+
+    def _push(
+        self, wave: Wave | None, buffer: FlatBuffer, shares: tuple[_Share, ...], *, in_halves: bool = False
+    ) -> None:
+        sent: dict[ShardIndex, int] = {}
+
         def attempt(share: _Share) -> None:
             header = PushHeader(self.requester, wave, share.headers)
-            self._shards[share.shard].upload(calls.PUSH, header, Chunks(buffer, share.runs))
+            counted = Chunks(buffer, share.runs, in_halves=in_halves)
+            self._shards[share.shard].upload(calls.PUSH, header, counted)
+            sent[share.shard] = counted.payload_bytes
 
         def to(share: _Share) -> None:
             self._until_published(lambda: attempt(share), _SHOWN_SECONDS)
 
         self._on_all_shards(shares, to)
-        self.pushed_bytes += sum(share.runs.num_bytes for share in shares)
+        self.pushed_bytes += sum(sent.values())
 
     def _pull(self, clock: Clock) -> FlatBuffer:
         target = self._pool.take_on_host()
