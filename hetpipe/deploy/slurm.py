@@ -1,4 +1,4 @@
-"""Slurm: the batch script that trains a job on the nodes of its allocation. Pure.
+"""Slurm: the batch script that trains a job on the nodes of its allocation.
 
 It runs `hetpipe launch` on the first node, with `srun` in place of ssh.
 """

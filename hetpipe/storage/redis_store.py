@@ -396,7 +396,7 @@ class RedisStore:
             if not self._replicas or script in _RENEWALS:
                 return self._scripts[script](keys=list(script_keys), args=list(arguments))
             # Redis waits for the writes of the connection that asks.
-            with self._redis.client() as connection:
+            with self._redis.client() as connection:  # type: ignore[no-untyped-call]  # redis ships it untyped
                 answer = self._scripts[script](keys=list(script_keys), args=list(arguments), client=connection)
                 have = cast("int", connection.wait(self._replicas, round(_REPLICA_SECONDS * 1_000)))
         if have < self._replicas:

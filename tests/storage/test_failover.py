@@ -41,22 +41,22 @@ class Pair:
 
     def attach(self) -> None:
         """Let the replica follow the primary, until it has everything."""
-        self.replica.redis.replicaof("127.0.0.1", str(self._ports[self._primary]))  # type: ignore[no-untyped-call]
-        with self._servers[self._primary].redis.client() as connection:
+        self.replica.redis.replicaof("127.0.0.1", str(self._ports[self._primary]))
+        with self._servers[self._primary].redis.client() as connection:  # type: ignore[no-untyped-call]
             connection.set("probe", "1")
             while connection.wait(1, 10_000) < 1:
                 """the first answer may precede the attachment"""
 
     def detach(self) -> None:
         """Promote the replica, which lacks everything from here on; nobody is told."""
-        self.replica.redis.replicaof("NO", "ONE")  # type: ignore[no-untyped-call]
+        self.replica.redis.replicaof("NO", "ONE")
 
     def fail_over(self) -> None:
         """Change the roles, and let the address follow."""
         self.detach()
         self._primary = 1 - self._primary
         self._follow()
-        self.replica.redis.replicaof("127.0.0.1", str(self._ports[self._primary]))  # type: ignore[no-untyped-call]
+        self.replica.redis.replicaof("127.0.0.1", str(self._ports[self._primary]))
 
     def stop(self) -> None:
         for server in self._servers:

@@ -18,11 +18,15 @@ def test_devices_are_requested_and_offered() -> None:
     assert "#SBATCH --job-name=digits\n#SBATCH --nodes=3\n" in with_gpus
     assert "#SBATCH --gpus-per-node=2\n" in with_gpus
     assert 'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)' in with_gpus
-    with_cpus = CliRunner().invoke(app, [*arguments, "--cpu-devices", "4", "--set", "name=a b", "--insecure"]).stdout
-    assert "#SBATCH --job-name='a b'\n" in with_cpus
+    with_cpus = (
+        CliRunner()
+        .invoke(app, [*arguments, "--cpu-devices", "4", "--set", "name=other", "--set", "epochs= 2", "--insecure"])
+        .stdout
+    )
+    assert "#SBATCH --job-name=other\n" in with_cpus
     assert "#SBATCH --cpus-per-task=4\n" in with_cpus
     assert "| sed 's/$/:4/' | paste" in with_cpus
-    assert f"hetpipe launch {JOB} --set 'name=a b' --insecure --hosts" in with_cpus
+    assert f"hetpipe launch {JOB} --set name=other --set 'epochs= 2' --insecure --hosts" in with_cpus
 
 
 @pytest.mark.parametrize("devices", [[], ["--gpus", "1", "--cpu-devices", "1"]])
