@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hetpipe import failpoints
 from hetpipe.decide.elastic.moving import Crossing, crossing
-from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
+from hetpipe.decide.sync.records import BarrierRecord, SegmentMember, SegmentRecord
 from hetpipe.errors import HetpipeError, ScriptFailed, Unavailable
 from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.observe.log import get_logger
@@ -83,16 +83,17 @@ class LayerMover:
         #: What `prepare` has built, with its bounds and the number of frozen layers.
         self._prepared: tuple[tuple[int, ...], int, BuiltStage] | None = None
 
-    def prepare(self, after: Clock, upto: Clock) -> None:
-        """Build the stage by the cut of the script for the barrier at `upto`, while that is not passed yet.
+    def prepare(self, after: Clock, barrier: BarrierRecord) -> None:
+        """Build the stage by the cut that is requested for a barrier, or that the script has, before that is passed.
 
         Nothing is in flight. What has been built is dropped if the segment from there on has another cut.
 
         Args:
             after: the barrier before it.
-            upto: its clock.
+            barrier: the next one.
         """
-        bounds, parts = self._rebuild.cut_at(after, upto), self._parts
+        parts = self._parts
+        bounds = barrier.cut_of(parts.identity.vw) or self._rebuild.cut_at(after, barrier.clock)
         if not bounds or bounds == parts.bounds:
             return
         assert self._rebuild.build is not None, "a stage of a run whose plans change knows how it is built"

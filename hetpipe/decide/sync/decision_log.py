@@ -23,6 +23,7 @@ from hetpipe.decide.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
+    NewCut,
     PlanRecord,
     PublishRecord,
     Record,
@@ -707,8 +708,12 @@ class DecisionLog:
                 "keeps their number and all layers"
             )
         if not self.finished and known.bounds != move.bounds:
+            is_announced = self.moves.get(vw) == move or not self._has_started
             self.moves[vw] = move
-            self._request_barrier(PLAN)
+            if PLAN not in self.segment.reasons:
+                self._request_barrier(PLAN)
+            elif not is_announced:
+                self._announce_barrier()
             self._settle()
         return self._since(before)
 
@@ -766,7 +771,13 @@ class DecisionLog:
         if not self.members:
             # No member will commit anything before it: shards complete its clock as soon as they read this.
             self.complete_at = {Clock(c): self.num_records for c in range(self.published + 1, clock + 1)}
-        self._append(BarrierRecord(self.num_records, clock, self.segment.reason, self.segment.epoch))
+        self._announce_barrier()
+
+    def _announce_barrier(self) -> None:
+        """Append the barrier of the segment, with the cuts that are requested for it."""
+        cuts = tuple(NewCut(vw, move.bounds) for vw, move in sorted(self.moves.items()))
+        segment = self.segment
+        self._append(BarrierRecord(self.num_records, segment.end, segment.reason, segment.epoch, cuts))
 
     def _unplanned_clock(self) -> Clock:
         if not self.members:

@@ -535,16 +535,26 @@ class EvictRecord(_message.Message):
     def __init__(self, index: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class BarrierRecord(_message.Message):
-    __slots__ = ("index", "clock", "reason", "epoch")
+    __slots__ = ("index", "clock", "reason", "epoch", "cuts")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     clock: int
     reason: str
     epoch: int
-    def __init__(self, index: _Optional[int] = ..., clock: _Optional[int] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    cuts: _containers.RepeatedCompositeFieldContainer[NewCut]
+    def __init__(self, index: _Optional[int] = ..., clock: _Optional[int] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., cuts: _Optional[_Iterable[_Union[NewCut, _Mapping]]] = ...) -> None: ...
+
+class NewCut(_message.Message):
+    __slots__ = ("vw", "bounds")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, vw: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PublishRecord(_message.Message):
     __slots__ = ("index", "clock", "retained")
