@@ -17,6 +17,7 @@ import typer
 
 from benchmarks import (
     allocation,
+    compression,
     data,
     frozen_cache,
     gpu,
@@ -273,6 +274,12 @@ def _transformer(rounds: int) -> Mapping[str, Any]:
     return {f"{name} / without": found["ratio"] for name, found in figures.items() if "without" not in name}
 
 
+def _compression(rounds: int) -> Mapping[str, Any]:
+    figures = compression.measure(rounds)
+    _say("(z) pushes rounded to bfloat16, digits, seed by seed", figures)
+    return {"bytes pushed, rounded / exact": figures["bytes pushed, rounded / exact"]}
+
+
 #: Each measures, in so many rounds where it has rounds, prints, and returns its ratios, nested by name; none where its
 #: figures are seconds alone.
 PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
@@ -298,6 +305,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "headline": _headline,
     "thousand": _thousand,
     "transformer": _transformer,
+    "compression": _compression,
     "gpu": _gpu,
 }
 

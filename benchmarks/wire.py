@@ -72,6 +72,7 @@ DISCARD = "benchmarks.Discard"
 SOCKET_READ_BYTES = 4 * 1024 * 1024
 #: Over what: the ends of the names of figures.
 GRPC, MEMORY = "", ", shared memory"
+ROUNDED = ", bfloat16"
 #: Waves that the emulated virtual workers may commit; more than any run needs.
 _PLENTY = 1_000_000
 
@@ -271,8 +272,13 @@ class Bench:
         """The bytes through gRPC alone into this process's memory."""
         return self._side_by_side(lambda index: self._bare[index].pull(self._lanes[index].buffer.memory()))
 
-    def push(self, over: str) -> dict[str, float]:
-        """A whole wave over gRPC or memory: staged, then committed and applied until the clock is published."""
+    def push(self, over: str, *, rounded: bool = False) -> dict[str, float]:
+        """A whole wave over gRPC or memory: staged, then committed and applied until the clock is published.
+
+        Args:
+            over: the transport.
+            rounded: to `bfloat16` first, as with `sync.compress_pushes`.
+        """
         for lane in self._lanes:
             lane.buffer.views[next(iter(lane.buffer.views))].fill_(1e-3)
         started = SYSTEM_CLOCK.monotonic()
@@ -280,7 +286,9 @@ class Bench:
         def work(index: int) -> None:
             lane = self._lanes[index]
             header = PushHeader(lane.requester, Wave(self._wave), lane.headers)
-            self._shards[over][index].upload(PUSH, header, chunks(lane.buffer, lane.runs))
+            if rounded:
+                lane.buffer.set_rounded_(lane.buffer)
+            self._shards[over][index].upload(PUSH, header, chunks(lane.buffer, lane.runs, in_halves=rounded))
 
         staged = self._side_by_side(work)
         for lane in self._lanes:
@@ -289,7 +297,8 @@ class Bench:
         self._wave += 1
         self._wait_for(self._wave)
         whole = SYSTEM_CLOCK.monotonic() - started
-        return {f"push: staged and checked{over}": staged, f"push: whole{over}": whole}
+        of = f"{over}{ROUNDED if rounded else ''}"
+        return {f"push: staged and checked{of}": staged, f"push: whole{of}": whole}
 
     def minimal_push(self) -> float:
         """The same passes over the bytes in a program that does nothing else."""
@@ -320,7 +329,7 @@ def measure(rounds: int, num_streams: int) -> dict[str, list[float]]:
     try:
         for number in range(rounds + 1):
             found = {"raw push": bench.raw_push(), "transport": bench.transport(), "bare push": bench.bare_push()}
-            found |= bench.push(GRPC)
+            found |= {**bench.push(GRPC), **bench.push(GRPC, rounded=True)}
             found |= {**bench.push(MEMORY), "minimal push": bench.minimal_push()}
             found |= {"raw pull": bench.raw_pull(), "bare pull": bench.bare_pull(), "pull": bench.pull(GRPC)}
             found |= {f"pull{MEMORY}": bench.pull(MEMORY), "minimal pull": bench.minimal_pull()}
@@ -344,6 +353,7 @@ def ratios(seconds: dict[str, list[float]], raw: dict[str, list[float]]) -> dict
         "staged": _relative(seconds, "push: staged and checked", raw["raw push"]),
         "whole push": _relative(seconds, "push: whole", raw["raw push"]),
         "pull": _relative(seconds, "pull", raw["raw pull"]),
+        f"whole push{ROUNDED}": _relative(seconds, f"push: whole{ROUNDED}", raw["raw push"]),
         f"whole push{MEMORY}": _relative(seconds, f"push: whole{MEMORY}", raw["raw push"]),
         f"pull{MEMORY}": _relative(seconds, f"pull{MEMORY}", raw["raw pull"]),
     }

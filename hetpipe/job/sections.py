@@ -33,7 +33,7 @@ from hetpipe.values.policies import PlacementName, PullTiming
 from hetpipe.values.problems import shown
 from hetpipe.values.profile import Profile
 from hetpipe.values.suggest import did_you_mean, join_names
-from hetpipe.values.sync import SYNC_KINDS, SyncKind, SyncTraits
+from hetpipe.values.sync import SYNC_KINDS, PushCompression, SyncKind, SyncTraits
 
 Combine = Literal["sum", "mean"]
 Placement = Literal["auto", PlacementName]
@@ -440,6 +440,10 @@ class SyncSection(Section):
     pulls a virtual worker applies only its own updates, so a larger D saves traffic, but updates of the others arrive
     later.
     """
+    compress_pushes: PushCompression = Field(default="none", validate_default=True)
+    """`bfloat16` rounds the update of every `float32` parameter on its way to the shards, which halves the bytes that
+    are pushed (docs/semantics/wsp.md, section 12). Weights and what is pulled keep their precision.
+    """
 
     @property
     def traits(self) -> SyncTraits:
@@ -486,6 +490,16 @@ class SyncSection(Section):
                 "wsp with a D, or pull: every_wave"
             )
         return pull
+
+    @field_validator("compress_pushes")
+    @classmethod
+    def _something_to_push(cls, compress: PushCompression, info: ValidationInfo) -> PushCompression:
+        traits = _traits_of(info)
+        if compress != "none" and traits is not None and not traits.has_shards:
+            raise ValueError(
+                f"is {compress}, but under `{traits.name}` only the stages hold the weights, and none push; remove it"
+            )
+        return compress
 
     @field_validator("deterministic")
     @classmethod

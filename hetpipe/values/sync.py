@@ -27,6 +27,9 @@ HexBytes = Annotated[
 
 SyncKind = Literal["wsp", "bsp", "asp", "none", "allreduce"]
 
+#: Rounding of what is pushed (docs/semantics/wsp.md, section 12).
+PushCompression = Literal["none", "bfloat16"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncTraits:
@@ -82,6 +85,8 @@ class SyncSpec:
     weights: WeightPolicy = "wave"
     pull: PullTiming = "every_wave"
     """`required`: the clock in use stays until the staleness bound forbids it."""
+    compress_pushes: PushCompression = "none"
+    """`bfloat16`: what a `float32` parameter's ũ is rounded to on its way to the shards."""
 
     @property
     def policy(self) -> Policy:
@@ -260,6 +265,8 @@ class Progress:
     lineup: int = 0
     """F of those who train from this barrier on, which is below `frozen` where they are about to change
     (freezing.md §4)."""
+    inactive: tuple[int, ...] = ()
+    """The layers that are inactive from this barrier on (dynamic-models.md)."""
 
 
 @dataclass(frozen=True, slots=True)

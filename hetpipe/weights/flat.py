@@ -135,6 +135,12 @@ class FlatBuffer:
             torch.add(a, b, out=mine)
         return self
 
+    def set_rounded_(self, other: FlatBuffer) -> FlatBuffer:
+        """Set to `other`, each `float32` element rounded to the nearest number of `bfloat16`, ties to even."""
+        for mine, theirs in zip(self.regions, other.regions, strict=True):
+            mine.copy_(theirs.bfloat16() if theirs.dtype == torch.float32 else theirs)
+        return self
+
     def mul_(self, factor: float) -> FlatBuffer:
         """Multiply every floating-point element by `factor`."""
         for mine in self.regions:

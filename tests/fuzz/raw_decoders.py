@@ -60,10 +60,10 @@ def _chunks(data: bytes) -> object:
     return receiver
 
 
-def _chunk_example(*lengths: int) -> bytes:
+def _chunk_example(*lengths: int, form: int = 0) -> bytes:
     stream, offset = b"", 0
     for length in lengths:
-        chunk = chunk_of(offset, bytes(length))
+        chunk = chunk_of(offset, bytes(length // (form + 1)), form=form)
         stream += len(chunk).to_bytes(_CHUNK_LENGTH_BYTES, "little") + chunk
         offset += length
     return stream
@@ -194,7 +194,7 @@ def _error_name(data: bytes) -> object:
 
 
 def raw_decoders() -> Iterator[Decoder]:
-    yield Decoder("tensor chunks", _chunks, (_chunk_example(64, 192), _chunk_example(256)))
+    yield Decoder("tensor chunks", _chunks, (_chunk_example(64, 192), _chunk_example(256, form=1)))
     yield Decoder(
         "link frame",
         _frame,

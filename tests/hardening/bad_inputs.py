@@ -233,7 +233,7 @@ def _varint(number: int) -> bytes:
 
 def chunk(offset: int, payload: bytes) -> bytes:
     """As `server.shard.chunks` has it."""
-    return b"hpC3" + struct.pack("<IQ", 0, offset) + checksum(payload, place=offset) + payload
+    return b"hpC4" + struct.pack("<IQ", 0, offset) + checksum(payload, place=offset) + payload
 
 
 def push_cases(call: str, header: Message, num_bytes: int) -> Iterator[BadInput]:

@@ -276,6 +276,7 @@ BAD_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"sync": {"kind": "bsp", "D": 2}}, "sync.D: is 2, but `bsp` means D = 0; remove D or use kind: wsp"),
     ({"sync": {"kind": "asp", "deterministic": True}}, "sync.deterministic: `asp` has no required clock"),
     ({"sync": {"kind": "asp", "pull": "required"}}, "sync.pull: is required, but `asp` has no staleness bound that"),
+    ({"sync": {"kind": "allreduce", "compress_pushes": "bfloat16"}}, "sync.compress_pushes: is bfloat16, but under"),
     ({"sync": {"kind": "none", "pull": "required"}}, "sync.pull: is required, but under `none` only the stages hold"),
     ({"sync": {"deterministic": "yes"}}, "sync.deterministic: must be true or false, not the text 'yes'"),
     ({"sync": {"minibatches_per_wave": 0}}, "sync.minibatches_per_wave: must be at least 1, not 0"),

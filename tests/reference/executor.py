@@ -183,7 +183,7 @@ def _dealt(
 
 def _next_barrier(run: ReferenceRun, start: Clock, waves: int) -> Clock:
     """The first barrier above `start`, where `waves` are the most that one virtual worker was dealt."""
-    clocks = [start + waves, *run.extra_barriers, *run.membership, *run.plans, *run.waves, *run.frozen]
+    clocks = [start + waves, *run.extra_barriers, *run.membership, *run.plans, *run.waves, *run.frozen, *run.inactive]
     if run.checkpoint_every_waves is not None:
         clocks.append((start // run.checkpoint_every_waves + 1) * run.checkpoint_every_waves)
     if run.stop_at_clock is not None:
@@ -282,12 +282,20 @@ def _published(
     for vw, update in zip(members, closed, strict=True):
         if update is None:
             continue
-        term = update
+        term = update if run.compress_pushes == "none" else _in_bfloat16(update)
         if run.combine == "mean":
             factor = _factor(run, members, vw, start)
-            term = {name: tensor.mul(factor) for name, tensor in update.items()}
+            term = {name: tensor.mul(factor) for name, tensor in term.items()}
         weights = added(weights, term)
     return weights
+
+
+def _in_bfloat16(update: Tensors) -> Tensors:
+    """Each `float32` element rounded to the nearest number of `bfloat16`, ties to even."""
+    return {
+        name: tensor.to(torch.bfloat16).to(torch.float32) if tensor.dtype == torch.float32 else tensor
+        for name, tensor in update.items()
+    }
 
 
 def _factor(run: ReferenceRun, members: Sequence[VirtualWorkerIndex], vw: VirtualWorkerIndex, start: Clock) -> float:

@@ -14,7 +14,8 @@ from hetpipe.job.model import Job
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS, find_run
 from hetpipe.runs.shell import Shell
-from hetpipe.server.decisions_file import read_decisions
+from hetpipe.server.decisions_file import decisions_of_run
+from hetpipe.values.decisions import DecisionLine, MemberDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +31,17 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     """Print the script of the job, and what the run has decided besides."""
     folder = find_run(options.run_dir, runs_dir=options.runs_dir)
     job = folder.read_job()
-    lines = (*job.elastic.script, *script_of(read_decisions(folder.path)))
+    decisions = decisions_of_run(folder.path)
+    lines = (*job.elastic.script, *script_of(decisions))
     script = [line.model_dump(mode="json", exclude_none=True) for line in lines]
-    output.answer({"script": script}, *_text(job, script))
+    at_start = {} if job.elastic.active is None else {"active": list(job.elastic.active)}
+    output.answer({**at_start, "script": script}, *_text(job, script, decisions))
     return ExitStatus.OK
 
 
-def _text(job: Job, script: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _text(job: Job, script: Sequence[dict[str, Any]], decisions: Sequence[DecisionLine]) -> Iterator[str]:
     """The section of the job file, and what else the job needs."""
-    if not script:
+    if not script and job.elastic.active is None:
         yield "# the run has decided nothing so far, and its job has no script"
         return
     if job.has_shards and not job.sync.deterministic:
@@ -47,7 +50,18 @@ def _text(job: Job, script: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield "# without freeze.alpha, freeze.every and freeze.waves of the job: the script has what norms decided"
     if job.freeze.recuts:
         yield "# without freeze.recut and freeze.compress of the job: the script has the cuts, and who trains"
+    own = [line.minibatches_per_wave for line in decisions if isinstance(line, MemberDecision)]
+    if per_wave := [number for number in own if number is not None]:
+        yield f"# with {', '.join(map(str, per_wave))} as further numbers of sync.minibatches_per_wave of the job"
     yield "elastic:"
-    yield "  script:"
+    if job.elastic.active is not None:
+        yield f"  active: {_flow(list(job.elastic.active))}"
+    if script:
+        yield "  script:"
     for line in script:
-        yield "    - " + yaml.safe_dump(line, default_flow_style=True, sort_keys=False, width=1 << 20).rstrip()
+        yield f"    - {_flow(line)}"
+
+
+def _flow(value: object) -> str:
+    """YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1 << 20).rstrip()

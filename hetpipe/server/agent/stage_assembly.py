@@ -389,6 +389,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         listener=inbox,
         clock=wiring.clock,
         timeline=wiring.timeline,
+        compression=sync.compress_pushes,
     )
     client.start()
     checkpoints = store_of(config.run_dir, job.storage)

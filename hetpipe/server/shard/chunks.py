@@ -2,9 +2,12 @@
 
 The slices of a request form one *stream* in which each starts at a multiple of 64 bytes. Sender and receiver keep the
 same slices in buffers of their own layout; a `RunMap` maps runs of the stream to offsets in the buffer. Chunks arrive
-in order and without gaps. A chunk is a header of 24 bytes and the payload; the header is `hpC3`, four zero bytes, the
-offset in the stream (8 bytes, little-endian) and the checksum (`hetpipe.checksum`) of offset and payload. The magic
-`hpC3` names the format version; chunks of other versions of hetpipe are rejected.
+in order and without gaps. A chunk is a header of 24 bytes and the payload; the header is `hpC4`, its form (4 bytes,
+little-endian), the offset in the stream (8 bytes) and the checksum (`hetpipe.checksum`) of these two and the payload.
+The magic `hpC4` names the format version; chunks of other versions of hetpipe are rejected.
+
+The payload has one of two forms. 0: the bytes of the stream. 1: the upper 16 bits of each 32-bit word of the stream,
+where the lower ones are all zero, as they are in `float32` rounded to `bfloat16`; no bit is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from hetpipe.checksum import BLOCK_BYTES, SUM_BYTES, checksum_of, num_checksums
 from hetpipe.errors import DamagedChunk, MalformedChunk
@@ -28,9 +33,12 @@ from hetpipe.wire.segment import Parts, address_of
 #: copying overlaps with sending (benchmarks/wire.py: 1 MiB moves about as fast as 4 MiB).
 CHUNK_BYTES = BLOCK_BYTES
 
-_MAGIC = b"hpC3"
-#: Magic, four zeros, offset, checksum. Its size preserves the alignment of the payload.
+_MAGIC = b"hpC4"
+#: Magic, form, offset, checksum. Its size preserves the alignment of the payload.
 _HEAD = struct.Struct(f"<4sIQ{SUM_BYTES}s")
+
+#: Forms of a payload.
+_WHOLE, _HALVES = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +110,33 @@ def stream_parts(memory: memoryview, runs: RunMap, offset: int, num_bytes: int) 
         yield bytes(end - position)
 
 
-def chunks(buffer: FlatBuffer, runs: RunMap) -> Iterator[Parts]:
-    """Split the slices in `buffer` into chunks: heads, and views of the buffer. The transport makes the only copy."""
+def chunks(buffer: FlatBuffer, runs: RunMap, *, in_halves: bool = False) -> Iterator[Parts]:
+    """Split the slices in `buffer` into chunks: heads, and views of the buffer. The transport makes the only copy.
+
+    Args:
+        buffer: contains the slices.
+        runs: map from the stream to the buffer.
+        in_halves: send upper halves of words alone where that loses nothing.
+    """
     memory = buffer.memory()
     for offset in range(0, runs.num_bytes, CHUNK_BYTES):
         payload = tuple(stream_parts(memory, runs, offset, min(CHUNK_BYTES, runs.num_bytes - offset)))
-        yield _HEAD.pack(_MAGIC, 0, offset, checksum_of(payload, place=offset)), *payload
+        halves = _upper_halves(payload) if in_halves else None
+        form, payload = (_WHOLE, payload) if halves is None else (_HALVES, (halves,))
+        yield _HEAD.pack(_MAGIC, form, offset, checksum_of(payload, place=_place(offset, form))), *payload
+
+
+def _upper_halves(payload: Sequence[bytes | memoryview]) -> bytes | None:
+    """The upper halves of the 32-bit words of a payload; None unless all lower ones are zero."""
+    words = np.frombuffer(payload[0] if len(payload) == 1 else b"".join(payload), "<u2")
+    return None if words[0::2].any() else words[1::2].tobytes()
+
+
+def _words_of(halves: bytes) -> memoryview:
+    """The 32-bit words whose upper halves these are."""
+    words = np.zeros(len(halves), "<u2")  # two per half
+    words[1::2] = np.frombuffer(halves, "<u2")
+    return words.data.cast("B")
 
 
 def fill(buffer: FlatBuffer, runs: RunMap, blocks: Iterable[tuple[int, memoryview]]) -> None:
@@ -119,15 +148,21 @@ def fill(buffer: FlatBuffer, runs: RunMap, blocks: Iterable[tuple[int, memoryvie
             memory[piece.buffer : piece.buffer + piece.num_bytes] = block[start : start + piece.num_bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunks:
-    """A repeatable iterable of `chunks`, for a transfer that may be retried."""
+    """A repeatable iterable of `chunks` with these arguments, for a transfer that may be retried."""
 
     buffer: FlatBuffer
     runs: RunMap
+    in_halves: bool = False
+    payload_bytes: int = 0
+    """Those of the latest iteration so far."""
 
     def __iter__(self) -> Iterator[Parts]:
-        return chunks(self.buffer, self.runs)
+        self.payload_bytes = 0
+        for head, *payload in chunks(self.buffer, self.runs, in_halves=self.in_halves):
+            self.payload_bytes += sum(map(len, payload))
+            yield head, *payload
 
 
 class ChunkReceiver:
@@ -164,25 +199,23 @@ class ChunkReceiver:
         head, length = bytes(chunk[: _HEAD.size]), len(chunk) - _HEAD.size
         if length <= 0:
             raise MalformedChunk(f"a chunk of {len(chunk)} bytes is too short for its head and payload")
-        magic, zeros, offset, total = _HEAD.unpack(head)
+        magic, form, offset, total = _HEAD.unpack(head)
+        if form == _HALVES:
+            length *= 2
         restarts = offset == 0 and self._restarts
         misplaced = self._misplaced(offset, length, 0 if restarts else self._received)
-        if magic != _MAGIC or zeros or misplaced:
+        if magic != _MAGIC or form not in {_WHOLE, _HALVES} or misplaced:
             # Damage of the head itself is told apart from a wrong chunk, of which nothing is kept.
-            is_whole = checksum_of((bytes(chunk[_HEAD.size :]),), place=offset) == total
-            raise _wrong_head(len(chunk), magic, zeros, is_whole=is_whole) or MalformedChunk(misplaced)
+            is_intact = checksum_of((bytes(chunk[_HEAD.size :]),), place=_place(offset, form)) == total
+            raise _wrong_head(len(chunk), magic, form, is_intact=is_intact) or MalformedChunk(misplaced)
         pieces = tuple(self._runs.pieces(offset, length))
-        padding = self._copy(chunk, offset, pieces)
-        if checksum_of(self._payload(pieces, padding), place=offset) != total:
-            for piece in pieces:  # the padding within a run is zero in every buffer
-                ctypes.memset(self._address + piece.buffer, 0, piece.num_bytes)
-            raise _damaged(len(chunk))
         if restarts:
-            self._received, self._sums = 0, []
-        self._received += length
-        is_block = offset == len(self._sums) * CHUNK_BYTES and length == min(CHUNK_BYTES, self._runs.num_bytes - offset)
-        if is_block and not any(map(any, padding)):
-            self._sums.append(total)
+            self._sums = []
+        if form == _HALVES:
+            self._widen(bytes(chunk[_HEAD.size :]), offset, total, pieces)
+        else:
+            self._take(chunk, offset, total, pieces)
+        self._received = offset + length
         return pieces
 
     @property
@@ -212,6 +245,17 @@ class ChunkReceiver:
             return f"a chunk of {length} bytes ends inside an alignment unit"
         return ""
 
+    def _take(self, chunk: bytes | memoryview, offset: int, total: bytes, pieces: Sequence[ByteRun]) -> None:
+        """Copy a chunk of the stream's bytes into the buffer, and verify the copy."""
+        padding = self._copy(chunk, offset, pieces)
+        if checksum_of(self._payload(pieces, padding), place=_place(offset, _WHOLE)) != total:
+            for piece in pieces:  # the padding within a run is zero in every buffer
+                ctypes.memset(self._address + piece.buffer, 0, piece.num_bytes)
+            raise _damaged(len(chunk))
+        is_block = len(chunk) - _HEAD.size == min(CHUNK_BYTES, self._runs.num_bytes - offset)
+        if is_block and offset == len(self._sums) * CHUNK_BYTES and not any(map(any, padding)):
+            self._sums.append(total)
+
     def _copy(self, chunk: bytes | memoryview, offset: int, pieces: Sequence[ByteRun]) -> tuple[bytes, ...]:
         """Copy the payload at `offset` of the stream into the buffer; returns what is before, between and after."""
         address, position, padding = address_of(chunk) + _HEAD.size, _HEAD.size, []
@@ -221,6 +265,15 @@ class ChunkReceiver:
             ctypes.memmove(self._address + piece.buffer, address + piece.stream - offset, piece.num_bytes)
             position = start + piece.num_bytes
         return *padding, bytes(chunk[position:])
+
+    def _widen(self, halves: bytes, offset: int, total: bytes, pieces: Sequence[ByteRun]) -> None:
+        """Write the words of these upper halves into the buffer."""
+        if checksum_of((halves,), place=_place(offset, _HALVES)) != total:
+            raise _damaged(_HEAD.size + len(halves))
+        words = _words_of(halves)
+        for piece in pieces:
+            start = piece.stream - offset
+            self._memory[piece.buffer : piece.buffer + piece.num_bytes] = words[start : start + piece.num_bytes]
 
     def _payload(self, pieces: Sequence[ByteRun], padding: Sequence[bytes]) -> Iterator[bytes | memoryview]:
         """The copy of a payload."""
@@ -232,14 +285,20 @@ class ChunkReceiver:
             yield padding[-1]
 
 
-def _wrong_head(num_bytes: int, magic: bytes, zeros: int, *, is_whole: bool) -> MalformedChunk | DamagedChunk | None:
+def _place(offset: int, form: int) -> int:
+    """What the checksum of a chunk covers besides its payload: offsets are multiples of 64."""
+    return offset | form
+
+
+def _wrong_head(num_bytes: int, magic: bytes, form: int, *, is_intact: bool) -> MalformedChunk | DamagedChunk | None:
     """The error of a chunk whose head is not of this version, or damaged; None: it is in order."""
-    if not is_whole and magic != _MAGIC:
+    if not is_intact and magic != _MAGIC:
         return MalformedChunk(
             f"a chunk begins with {magic!r}, not with {_MAGIC!r}: another version of hetpipe sent it; "
             "run the same version on all machines"
         )
-    return _damaged(num_bytes) if not is_whole or magic != _MAGIC or zeros else None
+    is_of_this_version = magic == _MAGIC and form in {_WHOLE, _HALVES}
+    return None if is_intact and is_of_this_version else _damaged(num_bytes)
 
 
 def _damaged(num_bytes: int) -> DamagedChunk:

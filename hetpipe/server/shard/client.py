@@ -7,7 +7,7 @@ log. Their results reach the stage through the `SyncListener`, on their threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ from hetpipe.values.requests import (
     Requester,
     SliceHeader,
 )
-from hetpipe.values.sync import Progress
+from hetpipe.values.sync import Progress, PushCompression
 from hetpipe.weights.flat import BufferPool, FlatBuffer, FlatLayout
 from hetpipe.wire import calls
 from hetpipe.wire.call import Calls
@@ -87,7 +87,7 @@ def shares_of(slices: Sequence[SlicePlan], layout: FlatLayout) -> tuple[_Share, 
 class ShardClient:
     """One stage's connection to all shards. Methods must be called from one thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a stage's share of the weights, who has it, and how it is exchanged
         self,
         requester: Requester,
         slices: Sequence[SlicePlan],
@@ -98,9 +98,12 @@ class ShardClient:
         listener: SyncListener,
         clock: TimeSource,
         timeline: TimelineWriter,
+        compression: PushCompression = "none",
     ) -> None:
         self.requester = requester
-        self._shares = shares_of(slices, pool.layout)
+        self._compression = compression
+        self._slices = tuple(slices)
+        self._shares = self._pushed = shares_of(slices, pool.layout)
         self._pool = pool
         self._shards = shards
         self.clock_shard = clock_shard
@@ -151,7 +154,7 @@ class ShardClient:
             squares: layer → squared norm of its gradients, where norms decide what freezes.
         """
         request = ReportStagedRequest(self.requester, wave, blocks or (), segment, squares or {})
-        shares, pool = self._shares, self._pool
+        shares, pool = self._pushed, self._pool
         self._submit(self._pusher, lambda: self._push_and_report(wave, update, request, shares, pool))
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
@@ -231,8 +234,14 @@ class ShardClient:
         idle = self._fetcher.submit(lambda: None)
         if wait([idle], timeout=deadline_seconds).not_done:
             raise DeadlineExceeded(f"{self.requester} waited {deadline_seconds:.0f} s for a pull to end")
-        self._shares = shares_of(slices, pool.layout)
+        self._slices = tuple(slices)
+        self._shares = self._pushed = shares_of(slices, pool.layout)
         self._pool = pool
+
+    def leave_out(self, inactive: Collection[int]) -> None:
+        """Implement `Synchroniser.leave_out`."""
+        active = [piece for piece in self._slices if piece.layer not in inactive]
+        self._pushed = shares_of(active, self._pool.layout)
 
     def close(self) -> None:
         """Stop background work and close the connections; operations in progress fail silently."""
@@ -276,7 +285,7 @@ class ShardClient:
         try:
             if update is not None:
                 with self._timeline.span(Activity.PUSH, wave=wave):
-                    self._push(wave, update, shares)
+                    self._push_update(wave, update, shares, pool)
         finally:
             if update is not None:
                 pool.release(update)
@@ -286,16 +295,33 @@ class ShardClient:
             if update is not None:
                 raise  # only an empty wave can be beyond a barrier that was set after it was sent
 
-    def _push(self, wave: Wave | None, buffer: FlatBuffer, shares: tuple[_Share, ...]) -> None:
+    def _push_update(self, wave: Wave, update: FlatBuffer, shares: tuple[_Share, ...], pool: BufferPool) -> None:
+        """Push ũ as it is or rounded; the stage goes on with the exact one, which it may still hold."""
+        if self._compression == "none":
+            self._push(wave, update, shares)
+            return
+        rounded = pool.take_on_host().set_rounded_(update)
+        try:
+            self._push(wave, rounded, shares, in_halves=True)
+        finally:
+            pool.release(rounded)
+
+    def _push(
+        self, wave: Wave | None, buffer: FlatBuffer, shares: tuple[_Share, ...], *, in_halves: bool = False
+    ) -> None:
+        sent: dict[ShardIndex, int] = {}
+
         def attempt(share: _Share) -> None:
             header = PushHeader(self.requester, wave, share.headers)
-            self._shards[share.shard].upload(calls.PUSH, header, Chunks(buffer, share.runs))
+            counted = Chunks(buffer, share.runs, in_halves=in_halves)
+            self._shards[share.shard].upload(calls.PUSH, header, counted)
+            sent[share.shard] = counted.payload_bytes
 
         def to(share: _Share) -> None:
             self._until_published(lambda: attempt(share), _SHOWN_SECONDS)
 
         self._on_all_shards(shares, to)
-        self.pushed_bytes += sum(share.runs.num_bytes for share in shares)
+        self.pushed_bytes += sum(sent.values())
 
     def _pull(self, clock: Clock) -> FlatBuffer:
         target = self._pool.take_on_host()

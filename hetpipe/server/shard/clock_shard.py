@@ -14,7 +14,7 @@ from pathlib import Path
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.script import lineup_decisions, member_decisions
+from hetpipe.decide.elastic.script import absent_after_rewind, lineup_decisions, member_decisions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
 from hetpipe.decide.sync.records import (
     BarrierRecord,
@@ -48,6 +48,7 @@ from hetpipe.values.decisions import BarrierDecision, DecisionMoment, FreezeDeci
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
+from hetpipe.values.rewinds import first_folder
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
@@ -83,7 +84,9 @@ class ClockShard:
         self._journal = journal
         self._job_id = config.job_id
         self._term = config.term
-        self._run_dir = config.run_dir
+        #: None: a job without a folder, in tests of the log alone; its decisions are in the history.
+        self._run_dir = Path(config.run_dir) if config.run_dir else None
+        self._is_rewind = first_folder(config.run_dir) != config.run_dir
         self._clock = clock
         self._history = history
         lock = threading.RLock()
@@ -248,6 +251,12 @@ class ClockShard:
         """
         with self.condition:
             return tuple(self._log.records_from(start, jumps=jumps))
+
+    @property
+    def awaits_shards(self) -> bool:
+        """Whether the next clock may lack nothing but acknowledgements (`DecisionLog.awaits_shards`)."""
+        with self.condition:
+            return self._log.awaits_shards
 
     @property
     def num_records(self) -> int:
@@ -428,15 +437,22 @@ class ClockShard:
         """File what norms have decided at a barrier, and who leaves or comes back there; moves are filed one by one."""
         by_norms = self._decided_by_norms(record)
         if by_norms is not None:
-            append_decision(Path(self._run_dir), by_norms)
+            append_decision(self._run_dir, by_norms)
         if record.left or any(member.joined for member in record.members):
             wall, clock, replaced = self._clock.wall(), record.start, self._log.new_lineup
             decided = list(self._log.config.member_changes)
             if replaced is not None:
                 left = set(replaced[0].members).difference(replaced[1].members)
                 decided += [MemberChange(clock, vw, joins=False) for vw in left]
-                append_decisions(Path(self._run_dir), lambda _: lineup_decisions(record, *replaced, wall=wall))
-            append_decisions(Path(self._run_dir), lambda before: member_decisions(record, decided, before, wall=wall))
+                append_decisions(self._run_dir, lambda _: lineup_decisions(record, *replaced, wall=wall))
+            initial = self._log.config.membership.num_stages
+            append_decisions(
+                self._run_dir,
+                lambda before: member_decisions(record, decided, before, initial=initial, wall=wall),
+            )
+        if self._is_rewind and record.start == self._log.config.progress.clock:
+            absent = absent_after_rewind(record, self._log.expected_at_start, wall=self._clock.wall())
+            append_decisions(self._run_dir, lambda _: absent)
 
     def _log_members(self, record: SegmentRecord) -> None:
         for vw, squares in self._log.deciding.items():
@@ -444,6 +460,8 @@ class ClockShard:
         self._file_decisions(record)
         if record.frozen:
             self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
+        if record.inactive or self._log.config.activations:
+            self._history.activate(clock=record.start, inactive=record.inactive)
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:
@@ -474,7 +492,7 @@ class ClockShard:
             decided = self._log.decided.get(member.vw)
             if decided is not None and member.moved and decided.clock == record.start:
                 moved = MoveDecision.of(member.vw, decided, wall=self._clock.wall())
-                append_decision(Path(self._run_dir), moved)
+                append_decision(self._run_dir, moved)
 
 
 def log_config(config: ShardConfig) -> LogConfig:
@@ -491,4 +509,5 @@ def log_config(config: ShardConfig) -> LogConfig:
         wave_changes=config.wave_changes,
         member_changes=config.member_changes,
         freezing=config.freezing,
+        activations=config.activations,
     )

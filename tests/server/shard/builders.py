@@ -134,9 +134,9 @@ def encode(tensors: Sequence[Tensor], *, chunk_bytes: int = CHUNK_BYTES) -> list
     return [chunk_of(offset, piece) for offset, piece in pieces]
 
 
-def chunk_of(offset: int, payload: bytes) -> bytes:
-    place = offset.to_bytes(8, "little")
-    return b"hpC3" + bytes(4) + place + plain_checksum(offset, payload) + payload
+def chunk_of(offset: int, payload: bytes, *, form: int = 0) -> bytes:
+    head = form.to_bytes(4, "little") + offset.to_bytes(8, "little")
+    return b"hpC4" + head + plain_checksum(offset + form, payload) + payload
 
 
 def plain_checksum(place: int, data: bytes) -> bytes:

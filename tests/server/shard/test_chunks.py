@@ -81,6 +81,65 @@ def random_buffer(layout: FlatLayout, seed: int = 0) -> FlatBuffer:
     return buffer
 
 
+def rounded_buffer(layout: FlatLayout, seed: int = 0) -> FlatBuffer:
+    """Random bytes, but `float32` tensors are rounded to `bfloat16`."""
+    buffer = random_buffer(layout, seed)
+    for slot in layout.slots:
+        if slot.dtype == "float32":
+            buffer.data[slot.offset : slot.offset + slot.num_bytes].view(-1, 4)[:, :2] = 0
+    return buffer
+
+
+class TestHalves:
+    @given(cases(), st.sampled_from([64, 256, 1 << 20]))
+    def test_no_bit_is_lost(self, case: Case, chunk_bytes: int) -> None:
+        source, target = rounded_buffer(case.layout), FlatBuffer(case.layout, CPU)
+        receiver = ChunkReceiver(target, case.runs)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "CHUNK_BYTES", chunk_bytes)
+            for chunk in chunks(source, case.runs, in_halves=True):
+                receiver.write(joined(chunk))
+        receiver.finish()
+        for header, offset in zip(case.headers, case.offsets, strict=True):
+            window = slice(offset, offset + slice_bytes(header))
+            assert torch.equal(target.data[window], source.data[window])
+
+    def test_rounded_tensors_take_half_and_others_stay_whole(self) -> None:
+        layout = FlatLayout([("a", (1000,), "float32"), ("b", (1000,), "float64")])
+        for dtype, factor in (("float32", 2), ("float64", 1)):
+            slot = next(slot for slot in layout.slots if slot.dtype == dtype)
+            runs = RunMap([SliceHeader(slot.name, 0, 1000, dtype)], [slot.offset])
+            (chunk,) = chunks(rounded_buffer(layout), runs, in_halves=True)
+            assert len(joined(chunk)) - 24 == runs.num_bytes // factor
+
+    def test_its_checksums_are_not_those_of_the_stream(self) -> None:
+        """The log of pushes has the words, so it computes their checksums itself."""
+        layout = FlatLayout([("a", (1000,), "float32")])
+        runs = RunMap([SliceHeader("a", 0, 1000, "float32")], [0])
+        receiver = ChunkReceiver(FlatBuffer(layout, CPU), runs)
+        for chunk in chunks(rounded_buffer(layout), runs, in_halves=True):
+            receiver.write(joined(chunk))
+        assert receiver.sums is None
+
+    def test_damage_is_told_and_nothing_is_written(self) -> None:
+        layout = FlatLayout([("a", (64,), "float32")])
+        runs = RunMap([SliceHeader("a", 0, 64, "float32")], [0])
+        (chunk,) = (joined(each) for each in chunks(rounded_buffer(layout), runs, in_halves=True))
+        for place in (4, 30, len(chunk) - 1):  # its form, and its payload
+            damaged = bytearray(chunk)
+            damaged[place] ^= 1
+            target = FlatBuffer(layout, CPU)
+            with pytest.raises(DamagedChunk):
+                ChunkReceiver(target, runs).write(bytes(damaged))
+            assert not target.data.any()
+
+    def test_beyond_the_stream_is_refused(self) -> None:
+        layout = FlatLayout([("a", (32,), "float32")])
+        runs = RunMap([SliceHeader("a", 0, 32, "float32")], [0])
+        with pytest.raises(MalformedChunk, match=r"covers bytes \[0, 256\) of 128"):
+            ChunkReceiver(FlatBuffer(layout, CPU), runs).write(chunk_of(0, bytes(128), form=1))
+
+
 class TestRunMap:
     @given(cases(), st.data())
     def test_pieces_lead_every_byte_of_a_window_to_its_place(self, case: Case, data: st.DataObject) -> None:
