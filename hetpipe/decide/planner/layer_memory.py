@@ -615,7 +615,7 @@ def _pareto(labels: Sequence[_Label], floor: int) -> list[_Label]:
     One of several equal ones. Of those with different excesses above `floor`, the least one, some are not optimal.
     """
     if all(label.swapped == label.ticks == 0 for label in labels):
-        return _lightest(labels)
+        return _lightest_of(labels)
     found: list[_Label] = []
     least, fronts = _Front(), defaultdict[int, _Front](_Front)
     #: Those above the least excess that are found, by their memory with it: from there on they count as if they had it.
@@ -632,7 +632,7 @@ def _pareto(labels: Sequence[_Label], floor: int) -> list[_Label]:
     return found
 
 
-def _lightest(labels: Sequence[_Label]) -> list[_Label]:
+def _lightest_of(labels: Sequence[_Label]) -> list[_Label]:
     """The Pareto-optimal labels by memory, with and without excess."""
     found: list[_Label] = []
     for label in sorted(labels, key=lambda each: (each.memory, each.excess)):
