@@ -34,8 +34,7 @@ from hetpipe.decide.sync.records import PublishRecord
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.history import NullHistory, Value
-from hetpipe.server.shard.followers import MAX_FOLLOWERS
-from hetpipe.server.shard.main import CALL_THREADS
+from hetpipe.server.shard.main import CALL_THREADS, CONCURRENT_CALLS
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import Blocks, Requester
@@ -209,8 +208,7 @@ class _Commits(NullHistory):
 def _serve_shard(pipe: Connection) -> None:
     history = _Commits()
     shards = ShardServer(lambda _: history)
-    num_threads = CALL_THREADS + MAX_FOLLOWERS
-    server = Server(ServerConfig(num_threads=num_threads, max_concurrent_calls=2 * num_threads))
+    server = Server(ServerConfig(num_threads=CALL_THREADS, max_concurrent_calls=CONCURRENT_CALLS))
     shards.add_to(server)
     server.on_stop(shards.stop)
     pipe.send(server.start())
@@ -230,6 +228,8 @@ def _light_shards(pipe: Connection, address: str) -> None:
         while True:
             for batch in connection.stream(FOLLOW_LOG, FollowLogRequest(_JOB, _TERM, position)):
                 position = batch.records[-1].index + 1
+                if batch.acknowledge_later:
+                    continue
                 connection.invoke(ACKNOWLEDGE, AcknowledgeRequest(_JOB, _TERM, shard, position))
 
     for shard in range(1, NUM_SHARDS):

@@ -122,3 +122,18 @@ def _logging_as_it_was() -> Iterator[None]:
     root.setLevel(level)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+
+
+#: What a run writes into its folder first; found in the current one, it is of a run that was given none.
+_RUN_FILES = ("decisions.jsonl", "history", "checkpoints", "metrics", "facts.json")
+_HERE = Path.cwd()
+_seen_here = {name for name in _RUN_FILES if (_HERE / name).exists()}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_a_run_here() -> Iterator[None]:
+    """Fail the first test after which files of a run are in the current folder, which is the checkout's."""
+    yield
+    found = {name for name in _RUN_FILES if (_HERE / name).exists()} - _seen_here
+    _seen_here.update(found)
+    assert not found, f"a run without a folder wrote {', '.join(sorted(found))} into {_HERE}; give it a run_dir"

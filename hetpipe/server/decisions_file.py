@@ -26,13 +26,18 @@ def read_decisions(run_dir: Path) -> tuple[DecisionLine, ...]:
     return tuple(wire.from_json(DecisionLine, line) for line in lines if line.endswith(b"\n"))
 
 
-def append_decision(run_dir: Path, line: DecisionLine) -> None:
+def append_decision(run_dir: Path | None, line: DecisionLine) -> None:
     """Append a line, unless it is there. Never raises: a full disk is no reason to stop training."""
     append_decisions(run_dir, lambda _: (line,))
 
 
-def append_decisions(run_dir: Path, decide: Callable[[Sequence[DecisionLine]], Iterable[DecisionLine]]) -> None:
-    """Append the lines that follow from those so far, unless they are there. Never raises either."""
+def append_decisions(run_dir: Path | None, decide: Callable[[Sequence[DecisionLine]], Iterable[DecisionLine]]) -> None:
+    """Append the lines that follow from those so far, unless they are there. Never raises either.
+
+    Without a folder nothing is written: an empty path would be the current folder.
+    """
+    if run_dir is None:
+        return
     try:
         before = read_decisions(run_dir)
         known = {one.key for one in before}

@@ -19,7 +19,7 @@ MAX_SAMPLES = 20_000_000
 
 #: Shards of a job, and stages over all its virtual workers: the number of streams that may follow its decision log.
 MAX_SHARDS = 64
-MAX_STAGES = 200
+MAX_STAGES = 4_096
 
 #: Worker processes that read data for one stage.
 MAX_DATA_WORKERS = 256

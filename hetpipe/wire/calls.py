@@ -598,6 +598,8 @@ class LogRecords:
 
     records: tuple[Record, ...]
     """In order; at least one."""
+    acknowledge_later: bool = False
+    """No clock waits for a shard to acknowledge these records: it acknowledges them together with later ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ requests, which is the same on the wire, and its first message is read here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -25,13 +26,14 @@ from hetpipe.values.identity import Peer
 from hetpipe.wire.access import check_claim, check_role, peer_of
 from hetpipe.wire.audit import Refusals
 from hetpipe.wire.call import Rule
+from hetpipe.wire.feeds import Outlet, opens_feed
 from hetpipe.wire.grpc_internals import cancel_with_status
 from hetpipe.wire.limits import Admission, Limits, Uploads, room_of
 from hetpipe.wire.status import INTERNAL_TEXT, metadata_of, status_of, text_of
 
 _log = get_logger(__name__)
 
-_Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+_Behaviour = Callable[..., Any]
 
 
 class Guard(grpc.ServerInterceptor):
@@ -53,6 +55,8 @@ class Guard(grpc.ServerInterceptor):
         self._refusals = Refusals(clock)
         self._clock = clock
         self._admission = Admission()
+        #: Of feeds, which occupy no threads: limited by peer, and by their owner (`wire.feeds`).
+        self._feeds = Admission()
         #: By method name and context.
         self._uploads: Uploads[tuple[str, grpc.ServicerContext]] = Uploads(limits)
 
@@ -68,6 +72,10 @@ class Guard(grpc.ServerInterceptor):
             "_stream" if handler.response_streaming else "_unary"
         )
         behaviour: _Behaviour = getattr(handler, shape)
+        if opens_feed(behaviour):
+            opening = partial(self._open_feed, call, handler, behaviour)
+            cast("Any", opening).experimental_non_blocking = True
+            return grpc.stream_stream_rpc_method_handler(cast("Any", opening), None, handler.response_serializer)
         if handler.response_streaming:
             streaming = partial(self._answer_with_stream, call, handler, behaviour)
             return grpc.stream_stream_rpc_method_handler(streaming, None, handler.response_serializer)
@@ -119,6 +127,63 @@ class Guard(grpc.ServerInterceptor):
                 raise
             finally:
                 self._uploads.end((call, context))
+
+    def _open_feed(
+        self,
+        call: str,
+        handler: Any,
+        behaviour: _Behaviour,
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
+        on_next: Callable[[bytes | None], None],
+    ) -> None:
+        """Let the handler open a feed, which is counted until its call ends."""
+        outlet = Outlet(on_next, partial(self._end_feed, call, context, on_next))
+        with ExitStack() as held:
+            held.enter_context(RPC_COUNTERS.answering(call, cast("Any", context)))
+            try:
+                peer = self._peer(context)
+                held.enter_context(self._counted_feed(context, peer))
+                behaviour(self._request(call, handler, messages, context, peer), context, outlet)
+            except Exception as error:
+                self._abort(call, context, error)
+                raise
+            finally:
+                self._uploads.end((call, context))
+            release = held.pop_all().close
+        if not context.add_callback(release):
+            release()
+
+    def _end_feed(
+        self,
+        call: str,
+        context: grpc.ServicerContext,
+        on_next: Callable[[bytes | None], None],
+        error: Exception | None,
+    ) -> None:
+        """End a feed from any thread: `abort` works in the handler's only."""
+        if isinstance(error, HetpipeError):
+            self._note_refusal(call, context, error)
+            context.set_trailing_metadata(metadata_of(error))
+            context.set_code(status_of(error))
+            context.set_details(text_of(error))
+        elif error is not None:
+            _log.error("call_failed", call=call, peer=context.peer(), exc_info=error)
+            context.set_code(grpc.StatusCode.INTERNAL)
+            context.set_details(INTERNAL_TEXT)
+        on_next(None)
+
+    def _counted_feed(self, context: grpc.ServicerContext, peer: Peer | None) -> AbstractContextManager[None]:
+        """Count a feed while it is open; an address without a certificate may be a whole cluster.
+
+        Raises:
+            Busy: the peer has too many feeds, or has been refused too often.
+        """
+        name, limits = self._name_and_limits(context, peer)
+        if peer is not None and self._refusals.is_too_much(name):
+            raise Busy(f"{name} was refused too often; retry in a second")
+        most = None if peer is None else limits.streams_per_peer
+        return self._feeds.call(name, replace(limits, calls_per_peer=None, streams_per_peer=most), is_stream=True)
 
     def _unknown(self, call: str, _messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
         sentence = f"{call[:200]!r} is not a call of this server"

@@ -7,10 +7,10 @@ hetpipe's clients back off and retry, so a limit slows an honest run down and ne
 calls wait for data from their peer, and for how long.
 
 A peer is identified by its certificate. Without TLS it is identified by its address, and a whole run on one machine
-shares one: then 200 stages and 64 shards are one peer, which may use all but an eighth of the threads
-(`Limits.of_address`), and all of the bytes. With TLS a stage has at most about eight concurrent calls at a shard: one
-that follows the log, a push, a pull, and some short ones; an agent has three at the coordinator; a shard or the
-coordinator a few per job. 64 covers all of these.
+shares one: then all stages and shards are one peer, which may use all but an eighth of the threads
+(`Limits.of_address`), and all of the bytes. With TLS a stage has at most about eight concurrent calls at a shard: a
+push, a pull, and some short ones; an agent has three at the coordinator; a shard or the coordinator a few per job. 64
+covers all of these. Calls that wait without a thread (`wire.feeds`) are counted apart.
 
 Roles share the threads, too (`SHARES`): however many peers a role has, they leave capacity for roles that a job depends
 on more.
@@ -77,8 +77,8 @@ class Limits:
     def of_address(self, num_threads: int) -> Limits:
         """The limits of a peer identified by its address only, on a server with `num_threads`.
 
-        >>> Limits().of_address(360).calls_per_peer
-        315
+        >>> Limits().of_address(96).calls_per_peer
+        84
         """
         reserve = num_threads // _RESERVE if num_threads >= _MIN_SHARED_THREADS else 0
         shared = num_threads - reserve

@@ -17,6 +17,7 @@ from hetpipe.values.quantities import bytes_text
 from hetpipe.wire.call import Call, Chunk, Download, ReplyT, RequestT, Streaming, Unary, Upload, joined
 from hetpipe.wire.calls import CALLS
 from hetpipe.wire.codec import from_bytes, to_bytes
+from hetpipe.wire.feeds import Outlet, feed_opener
 from hetpipe.wire.fencing import FenceGuard, fence_of
 
 if TYPE_CHECKING:  # gRPC's class is not subscriptable at run time
@@ -93,6 +94,30 @@ class Handlers:
 
         read = reader(call, call.request)
         self._add(call, handle, grpc.unary_stream_rpc_method_handler(answer, request_deserializer=read))
+
+    def on_feed(
+        self, call: Streaming[RequestT, ReplyT], open_feed: Callable[[RequestT, Context, Outlet[ReplyT]], None]
+    ) -> None:
+        """Register the handler of a streaming call that occupies no thread (`wire.feeds`), for remote callers only.
+
+        A reply that is sent to several clients in a row is encoded once.
+        """
+        newest: tuple[ReplyT | None, bytes] = (None, b"")
+
+        def encoded(reply: ReplyT) -> bytes:
+            nonlocal newest
+            known, data = newest
+            if known is not reply:
+                data = to_bytes(reply)
+                newest = (reply, data)
+            return data
+
+        @feed_opener
+        def answer(request: RequestT, context: Context, outlet: Outlet[bytes]) -> None:
+            open_feed(request, context, Outlet(lambda reply: outlet.send(encoded(reply)), outlet.end))
+
+        read = reader(call, call.request)
+        self._add(call, open_feed, grpc.unary_stream_rpc_method_handler(cast("Any", answer), request_deserializer=read))
 
     def on_upload(
         self, call: Upload[RequestT, ReplyT], handle: Callable[[RequestT, Iterable[Chunk], Context], ReplyT]

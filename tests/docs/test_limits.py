@@ -16,8 +16,7 @@ from hetpipe.server.coordinator.servicer import (
     NUM_THREADS,
 )
 from hetpipe.server.shard.buffer_exchange import BufferExchange
-from hetpipe.server.shard.followers import MAX_FOLLOWERS
-from hetpipe.server.shard.main import CALL_THREADS
+from hetpipe.server.shard.main import CALL_THREADS, CONCURRENT_CALLS
 from hetpipe.storage.store import MAX_EVENTS
 from hetpipe.values import bounds
 from hetpipe.values.counters import FENCES, MAX_REPORTED_AHEAD
@@ -43,7 +42,6 @@ from hetpipe.wire.watchers import STREAM_SECONDS
 from tests.docs.pages import ROOT
 
 LIMITS = Limits()
-SHARD_THREADS = CALL_THREADS + MAX_FOLLOWERS
 
 #: In the order of the page.
 IN_CODE: tuple[float | None, ...] = (
@@ -58,8 +56,8 @@ IN_CODE: tuple[float | None, ...] = (
     STREAM_SECONDS,
     HANDSHAKE_SECONDS,
     IDLE_CONNECTION_SECONDS,
-    SHARD_THREADS,
-    2 * SHARD_THREADS,
+    CALL_THREADS,
+    CONCURRENT_CALLS,
     bounds.MAX_SHARDS,
     bounds.MAX_STAGES,
     BufferExchange.MAX_BYTES,
@@ -104,9 +102,8 @@ def test_the_page_has_the_numbers_of_the_code() -> None:
 
 
 def test_a_whole_run_on_one_machine_finds_its_threads() -> None:
-    """Without TLS it is one peer: all its followers, and calls beside them."""
-    mine = LIMITS.of_address(SHARD_THREADS)
-    assert (mine.calls_per_peer or 0) >= MAX_FOLLOWERS + bounds.MAX_STAGES // 4
+    """Without TLS it is one peer; whoever follows the log of a parameter server occupies no thread."""
+    assert (LIMITS.of_address(CALL_THREADS).calls_per_peer or 0) >= 64
     watchers = MAX_AGENT_STREAMS + MAX_VIEWER_STREAMS
     assert (LIMITS.of_address(NUM_THREADS).calls_per_peer or 0) >= watchers + 16
 
@@ -124,7 +121,7 @@ def test_the_page_tells_how_refusals_are_logged() -> None:
 def test_no_role_takes_the_threads_that_agents_and_parameter_servers_need() -> None:
     people = sum(room_of(role, NUM_THREADS) or 0 for role in (Role.MONITOR, Role.OPERATOR))
     assert NUM_THREADS - people - MAX_AGENT_STREAMS >= 48
-    assert (room_of(Role.STAGE, SHARD_THREADS) or 0) <= SHARD_THREADS - 45
+    assert (room_of(Role.STAGE, CALL_THREADS) or 0) <= CALL_THREADS - 12
     assert SHARES.keys() == {Role.MONITOR, Role.OPERATOR, Role.STAGE}
     operators = room_of(Role.OPERATOR, NUM_THREADS) or 0
     assert operators >= MAX_VIEWER_STREAMS + 16, "who hands in a job finds a thread beside those who follow theirs"

@@ -343,6 +343,14 @@ class DecisionLog:
         return min((m.committed for m in self.members.values()), default=max(self.slowest, self.published))
 
     @property
+    def awaits_shards(self) -> bool:
+        """Whether the next clock may lack nothing but acknowledgements of shards; none is needed before.
+
+        A record makes it true, so a shard that acknowledges only while it is true misses none.
+        """
+        return not self._has_started or not self.members or self.global_clock > self.published
+
+    @property
     def finished(self) -> bool:
         """Whether the last barrier of the run is published."""
         return self.published == self.segment.end and ends_run(self.segment.reasons)

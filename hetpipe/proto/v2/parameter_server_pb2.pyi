@@ -633,10 +633,12 @@ class LogRecord(_message.Message):
     def __init__(self, term_record: _Optional[_Union[TermRecord, _Mapping]] = ..., initialize_record: _Optional[_Union[InitializeRecord, _Mapping]] = ..., commit_record: _Optional[_Union[CommitRecord, _Mapping]] = ..., evict_record: _Optional[_Union[EvictRecord, _Mapping]] = ..., barrier_record: _Optional[_Union[BarrierRecord, _Mapping]] = ..., publish_record: _Optional[_Union[PublishRecord, _Mapping]] = ..., segment_record: _Optional[_Union[SegmentRecord, _Mapping]] = ..., plan_record: _Optional[_Union[PlanRecord, _Mapping]] = ...) -> None: ...
 
 class LogRecords(_message.Message):
-    __slots__ = ("records",)
+    __slots__ = ("records", "acknowledge_later")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_LATER_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[LogRecord]
-    def __init__(self, records: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ...) -> None: ...
+    acknowledge_later: bool
+    def __init__(self, records: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ..., acknowledge_later: bool = ...) -> None: ...
 
 class AcknowledgeRequest(_message.Message):
     __slots__ = ("job_id", "term", "shard", "num_records", "durable", "applied")

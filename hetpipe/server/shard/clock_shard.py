@@ -83,7 +83,8 @@ class ClockShard:
         self._journal = journal
         self._job_id = config.job_id
         self._term = config.term
-        self._run_dir = config.run_dir
+        #: None: a job without a folder, in tests of the log alone; its decisions are in the history.
+        self._run_dir = Path(config.run_dir) if config.run_dir else None
         self._clock = clock
         self._history = history
         lock = threading.RLock()
@@ -248,6 +249,12 @@ class ClockShard:
         """
         with self.condition:
             return tuple(self._log.records_from(start, jumps=jumps))
+
+    @property
+    def awaits_shards(self) -> bool:
+        """Whether the next clock may lack nothing but acknowledgements (`DecisionLog.awaits_shards`)."""
+        with self.condition:
+            return self._log.awaits_shards
 
     @property
     def num_records(self) -> int:
@@ -428,15 +435,15 @@ class ClockShard:
         """File what norms have decided at a barrier, and who leaves or comes back there; moves are filed one by one."""
         by_norms = self._decided_by_norms(record)
         if by_norms is not None:
-            append_decision(Path(self._run_dir), by_norms)
+            append_decision(self._run_dir, by_norms)
         if record.left or any(member.joined for member in record.members):
             wall, clock, replaced = self._clock.wall(), record.start, self._log.new_lineup
             decided = list(self._log.config.member_changes)
             if replaced is not None:
                 left = set(replaced[0].members).difference(replaced[1].members)
                 decided += [MemberChange(clock, vw, joins=False) for vw in left]
-                append_decisions(Path(self._run_dir), lambda _: lineup_decisions(record, *replaced, wall=wall))
-            append_decisions(Path(self._run_dir), lambda before: member_decisions(record, decided, before, wall=wall))
+                append_decisions(self._run_dir, lambda _: lineup_decisions(record, *replaced, wall=wall))
+            append_decisions(self._run_dir, lambda before: member_decisions(record, decided, before, wall=wall))
 
     def _log_members(self, record: SegmentRecord) -> None:
         for vw, squares in self._log.deciding.items():
@@ -474,7 +481,7 @@ class ClockShard:
             decided = self._log.decided.get(member.vw)
             if decided is not None and member.moved and decided.clock == record.start:
                 moved = MoveDecision.of(member.vw, decided, wall=self._clock.wall())
-                append_decision(Path(self._run_dir), moved)
+                append_decision(self._run_dir, moved)
 
 
 def log_config(config: ShardConfig) -> LogConfig:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import grpc
 
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.sync.records import Record
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.values.bounds import MAX_SHARDS, MAX_STAGES
 from hetpipe.values.requests import Requester
-from hetpipe.wire.watchers import Watchers
+from hetpipe.wire.calls import LogRecords
+from hetpipe.wire.feeds import Feeds, Outlet
 
-#: Streams of one job that may follow its log at a time.
+#: Feeds of one job that may follow its log at a time.
 MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES
 
-#: Maximum delay of commits for followers that batch them, and of the end of an evicted follower's stream.
+#: Maximum delay of commits for followers that batch them, and of the end of an evicted follower's feed.
 GATHER_SECONDS = 1.0
+
+#: Maximum delay of commits for shards, unless a clock waits for them: many virtual workers commit at about the same
+#: time, and each message costs both ends a fraction of a millisecond.
+_PACE_SECONDS = 0.01
 
 
 class Followers:
@@ -25,44 +27,77 @@ class Followers:
 
     def __init__(self, own: ClockShard, clock: TimeSource) -> None:
         self._own = own
-        self._watchers = {
-            gathered: Watchers(limit=limit, what="the decision log", condition=condition, clock=clock)
-            for gathered, limit, condition in (
-                (False, MAX_SHARDS, own.condition),
-                (True, MAX_STAGES, own.stage_condition),
-            )
-        }
+        #: Feeds of shards are reserved: stages cannot use them up.
+        self._shards: Feeds[LogRecords] = Feeds(
+            limit=MAX_SHARDS,
+            what="the decision log",
+            condition=own.condition,
+            clock=clock,
+            look_seconds=GATHER_SECONDS,
+            pace_seconds=_PACE_SECONDS,
+            is_urgent=lambda: own.awaits_shards,
+        )
+        self._stages: Feeds[LogRecords] = Feeds(
+            limit=MAX_STAGES,
+            what="the decision log",
+            condition=own.stage_condition,
+            clock=clock,
+            look_seconds=GATHER_SECONDS,
+        )
+        #: The batches of the newest record: followers at the same position are sent the same object.
+        self._batches: dict[tuple[int, bool], LogRecords] = {}
+        self._end = 0
 
     def follow(
-        self, start: int, context: grpc.ServicerContext, *, gathered: bool, who: Requester | None
-    ) -> Iterator[Sequence[Record]]:
-        """Stream the records from `start` until the client disconnects, the job ends, or the stream's time limit.
+        self,
+        start: int,
+        context: grpc.ServicerContext,
+        outlet: Outlet[LogRecords],
+        *,
+        gathered: bool,
+        who: Requester | None,
+    ) -> None:
+        """Send the records from `start` until the client disconnects, the job ends, or the feed's time limit.
 
         Args:
             start: see `DecisionLog.records_from`.
             context: context of the call.
+            outlet: the way to its client.
             gathered: whether commits are batched into fewer messages.
-            who: the following stage; None for a shard.
+            who: the following stage, whose older feed ends; None for a shard.
 
         Raises:
-            StaleIncarnation: the stage's incarnation is over, possibly only since the stream began.
+            StaleIncarnation: the stage's incarnation is over; it ends the feed if it is over later.
             StaleTerm, ProtocolViolation: it belongs to another run, or the records do not exist.
         """
         position = start
 
-        def after() -> Sequence[Record] | None:
+        def take() -> LogRecords | None:
+            nonlocal position
             if who is not None:
                 self._own.check_follower(who)
-            return self._own.records_from(position, jumps=gathered) or None
+            batch = self._batch(position, jumps=gathered)
+            if batch is not None:
+                position = batch.records[-1].index + 1
+            return batch
 
-        after()  # an invalid position is rejected before any wait
-        # Streams of shards are reserved: stages cannot use them up.
-        with self._watchers[gathered or who is not None].watch(context) as watch:
-            while (records := watch.wait(after, look_seconds=GATHER_SECONDS)) is not None:
-                position = records[-1].index + 1
-                yield records
+        feeds = self._stages if gathered or who is not None else self._shards
+        feeds.open(context, outlet, take, key=who)
+
+    def _batch(self, start: int, *, jumps: bool) -> LogRecords | None:
+        """The records from `start`; None if there are none yet. Called with the log's lock held."""
+        end = self._own.num_records
+        if end != self._end:
+            self._batches, self._end = {}, end
+        known = self._batches.get((start, jumps))
+        if known is None:
+            records = tuple(self._own.records_from(start, jumps=jumps))
+            if not records:
+                return None
+            known = self._batches[start, jumps] = LogRecords(records, acknowledge_later=not self._own.awaits_shards)
+        return known
 
     def close(self) -> None:
-        """End all streams."""
-        for watchers in self._watchers.values():
-            watchers.close()
+        """End all feeds."""
+        self._shards.close()
+        self._stages.close()

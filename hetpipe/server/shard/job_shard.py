@@ -115,6 +115,8 @@ class JobShard:
         self._is_checkpoint_open = False
         #: The last record executed; None before the first.
         self._last: Record | None = None
+        #: What the clock shard was last told of `_is_applied`.
+        self._was_applied = False
         #: Whether the run's last barrier is passed.
         self._is_over = False
         self._stopped = threading.Event()
@@ -326,12 +328,14 @@ class JobShard:
         )
 
     def _follow_own(self) -> Iterator[Sequence[Record]]:
-        """Follow the own log; each batch is acknowledged once executed."""
+        """Follow the own log; a batch is acknowledged once executed if a clock may wait for that."""
         own, position = self.clock_shard, self.shard.num_records
         yield own.records_from(position)
         position = self.shard.num_records
         while not self._stopped.is_set():
-            own.acknowledge(self.config.shard, position, self._durable, applied=self._is_applied)
+            if own.awaits_shards or self._is_applied != self._was_applied:
+                self._was_applied = self._is_applied
+                own.acknowledge(self.config.shard, position, self._durable, applied=self._was_applied)
             with own.condition:
                 while not (records := own.records_from(position)) and not self._stopped.is_set():
                     own.condition.wait(_LOOK_UP_SECONDS)
@@ -349,6 +353,7 @@ class JobShard:
 
     def _acknowledge(self, transport: Calls) -> None:
         own, applied = self.config, self._is_applied
+        self._was_applied = applied
         done, durable = self.shard.num_records, self._durable
         transport.invoke(ACKNOWLEDGE, AcknowledgeRequest(own.job_id, own.term, own.shard, done, durable, applied))
 
@@ -368,7 +373,8 @@ class JobShard:
                 request = FollowLogRequest(self.config.job_id, self.config.term, start)
                 for found in transport.stream(FOLLOW_LOG, request):
                     yield self._new(found.records)
-                    self._acknowledge(transport)
+                    if not found.acknowledge_later or self._is_applied != self._was_applied:
+                        self._acknowledge(transport)
             except (Unavailable, Busy) as error:
                 if not is_away:
                     log.warning("clock shard unreachable, trying again", sentence=str(error))

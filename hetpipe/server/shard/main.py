@@ -32,7 +32,6 @@ from hetpipe.server.runtime import (
     started,
 )
 from hetpipe.server.shard.disk_watch import DiskWatch
-from hetpipe.server.shard.followers import MAX_FOLLOWERS
 from hetpipe.server.shard.job_storage import StateOptions
 from hetpipe.server.shard.readings import readings
 from hetpipe.server.shard.run_history import HistoryFactory, file_history
@@ -51,9 +50,12 @@ from hetpipe.wire.server import Server
 from hetpipe.wire.serving import Context
 from hetpipe.wire.tls import Tls
 
-#: Threads for calls that move tensors or decide, in addition to those of the log's followers. Without TLS, a whole run
-#:#: on one machine may use seven eighths of all threads, which leaves 52 besides its followers.
+#: Threads for calls that move tensors or decide; followers of the log occupy none. Without TLS, a whole run on one
+#: machine may use seven eighths of them.
 CALL_THREADS = 96
+
+#: Calls that run or wait for a thread: the stages of a large job report a wave at about the same time.
+CONCURRENT_CALLS = 2 * CALL_THREADS + 1_024
 
 #: Share of the machine's memory for all concurrent uploads.
 _UPLOAD_SHARE = 0.5
@@ -143,9 +145,8 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         )
     else:
         shards = ShardServer(history, tls=tls, state=state, roots=roots)
-    num_threads = CALL_THREADS + MAX_FOLLOWERS
     limits = Limits(bytes_in_total=int(_UPLOAD_SHARE * machine_memory_bytes()))
-    config = server_config(options, tls, num_threads=num_threads, max_concurrent_calls=2 * num_threads)
+    config = server_config(options, tls, num_threads=CALL_THREADS, max_concurrent_calls=CONCURRENT_CALLS)
     server = Server(replace(config, limits=limits))
     # Recovery may take minutes: not ready, and alive.
     server.stand_by()

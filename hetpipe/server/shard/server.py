@@ -72,6 +72,7 @@ from hetpipe.wire.calls import (
     RequestBarrierRequest,
     ShareMemoryRequest,
 )
+from hetpipe.wire.feeds import Outlet
 from hetpipe.wire.fencing import FenceGuard
 from hetpipe.wire.segment_server import SegmentKey, SegmentServer
 from hetpipe.wire.server import Server
@@ -308,7 +309,7 @@ class ShardServer:
         handlers.on(calls.REPORT_CHECKPOINT, partial(self._of_clock_shard, calls.REPORT_CHECKPOINT))
         handlers.on(calls.REPORT_SHARD_CHECKPOINT, partial(self._of_shard, calls.REPORT_SHARD_CHECKPOINT))
         handlers.on(calls.ACKNOWLEDGE, partial(self._of_shard, calls.ACKNOWLEDGE))
-        handlers.on_stream(calls.FOLLOW_LOG, self._follow_log)
+        handlers.on_feed(calls.FOLLOW_LOG, self._follow_log)
         handlers.on_upload(calls.PUSH, self.push)
         handlers.on_download(calls.PULL, self.pull)
         handlers.on_upload(
@@ -402,13 +403,12 @@ class ShardServer:
         self._job(who.job_id, who.term).shard.shard.check_requester(who)
         return self._segments.offer(SegmentKey(who, request.call))
 
-    def _follow_log(self, request: FollowLogRequest, context: Context) -> Iterator[LogRecords]:
+    def _follow_log(self, request: FollowLogRequest, context: Context, outlet: Outlet[LogRecords]) -> None:
         """Implement `Followers.follow`."""
         self._check_shard(context, request.job_id)
         job = self._job(request.job_id, request.term)
         followers = job.shard.of_clock_shard(job.followers)
-        for records in followers.follow(request.start, context, gathered=request.gathered, who=request.requester):
-            yield LogRecords(tuple(records))
+        followers.follow(request.start, context, outlet, gathered=request.gathered, who=request.requester)
 
     def _check_shard(self, context: Context, job_id: JobId, shard: ShardIndex | None = None) -> None:
         """Reject callers other than the job's own parameter servers, and impersonation of `shard`.

@@ -32,6 +32,7 @@ from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import UserError
 from hetpipe.server.coordinator.worker_requests import WorkerRequests, another
+from hetpipe.values.bounds import MAX_STAGES
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import JobState, ProgressTable, StopMode, WorkerStatus
 from hetpipe.values.ids import Clock, Incarnation, LayerIndex, Term
@@ -105,8 +106,8 @@ class TestDevices:
     def test_there_are_bounds(self) -> None:
         run = planned(300, "workers.count=1", "workers.stages=2")
         (only,) = run.plan.virtual_workers
-        plan = replace(run.plan, virtual_workers=(replace(only, stages=only.stages * 100),))
-        with pytest.raises(UserError, match="has 200 stages, and at most 200 are allowed"):
+        plan = replace(run.plan, virtual_workers=(replace(only, stages=only.stages * (MAX_STAGES // 2)),))
+        with pytest.raises(UserError, match=f"has {MAX_STAGES} stages, and at most {MAX_STAGES} are allowed"):
             new_worker(run, plan, [NEW_AGENT])
 
 

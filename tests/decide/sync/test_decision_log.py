@@ -99,10 +99,12 @@ class TestDecisionLog:
         log = started(replace(SCENARIO, num_shards=2))
         commit(log, 1, 0)
         assert not log.staged(VW[0], LIFE, Wave(0), StageIndex(1), None, segment=log.segment.start)
+        assert not log.awaits_shards
         committed = log.staged(VW[0], LIFE, Wave(0), StageIndex(0), ((3, 4), (5,)), segment=log.segment.start)
         assert committed == [CommitRecord(log.num_records - 1, VW[0], LIFE, Wave(0), 3)]
         assert isinstance(committed[0], CommitRecord)
         assert log.take_used(committed[0]) == (0, (3, 4, 5))
+        assert log.awaits_shards
         assert not log.acknowledge(ShardIndex(0), log.num_records)
         assert not log.acknowledge(ShardIndex(1), log.num_records - 1), "not the record of the last commit"
         published = log.acknowledge(ShardIndex(1), log.num_records)

@@ -58,6 +58,8 @@ class WellBehaved(RuleBasedStateMachine):
         self.log = DecisionLog(scenario.log_config())
         self.oracle = Oracle(scenario)
         self.told: list[Record] = []
+        #: Number of records, and whether the log awaited shards, after the event before.
+        self.awaited = (0, True)
         self.shards = [ModelShard(index, scenario) for index in range(scenario.num_shards)]
         self.workers = [Worker(vw, scenario) for vw in range(len(scenario.num_stages))]
         self.judge()
@@ -88,6 +90,15 @@ class WellBehaved(RuleBasedStateMachine):
                     assert worker.started <= record.clock * self.scenario.n, f"{record} at a minibatch that has started"
         self.log.validate_state()
         self.oracle.nothing_is_missing(self.log.acknowledged)
+        before, self.awaited = self.awaited, (self.log.num_records, self.log.awaits_shards)
+        begins = self.awaited[1] and not before[1]
+        assert not begins or self.awaited[0] > before[0], "without a record, a shard that acknowledges later misses it"
+
+    def acknowledge(self, shard: int, num_records: int) -> None:
+        """Nothing is published that the log did not await."""
+        published, awaited = self.log.published, self.log.awaits_shards
+        self.log.acknowledge(ShardIndex(shard), num_records)
+        assert awaited or self.log.published == published
 
     def members(self) -> list[Worker]:
         """The workers that are not evicted."""
@@ -191,7 +202,7 @@ class WellBehaved(RuleBasedStateMachine):
         shard = self.shard(index)
         for record in self.log.records_from(shard.state.followed)[:count]:
             shard.follow(record)
-        self.log.acknowledge(ShardIndex(shard.index), max(0, shard.state.followed - acknowledged))
+        self.acknowledge(shard.index, max(0, shard.state.followed - acknowledged))
         self.judge()
 
     @rule()
@@ -200,7 +211,7 @@ class WellBehaved(RuleBasedStateMachine):
         for shard in self.shards:
             for record in self.log.records_from(shard.state.followed):
                 shard.follow(record)
-            self.log.acknowledge(ShardIndex(shard.index), shard.state.followed)
+            self.acknowledge(shard.index, shard.state.followed)
             self.judge()
         for worker in self.members():
             worker.read(self.records_for(worker), self.oracle.dealt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import cast
 
 import grpc
@@ -21,7 +22,8 @@ from hetpipe.server.shard.followers import Followers
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.ids import Incarnation, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.values.requests import Requester
-from hetpipe.wire.calls import EVICT, FOLLOW_LOG, EvictRequest, FollowLogRequest
+from hetpipe.wire.calls import EVICT, FOLLOW_LOG, EvictRequest, FollowLogRequest, LogRecords
+from hetpipe.wire.feeds import Outlet
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.shard_client import connect_shard
 from tests.server.shard.builders import JOB, OneShard, requester, shard_config, slices_of
@@ -36,6 +38,9 @@ class Context:
     def add_callback(self, _: object) -> bool:
         return True
 
+    def cancel(self) -> None:
+        """It takes all."""
+
 
 CONTEXT = cast("grpc.ServicerContext", Context())
 
@@ -46,8 +51,17 @@ def shard() -> OneShard:
 
 
 def follow(shard: OneShard, who: Requester | None, *, start: int = 0) -> Iterator[object]:
-    records = Followers(shard.clock, SYSTEM_CLOCK).follow(start, CONTEXT, gathered=True, who=who)
-    return (record for batch in records for record in batch)
+    arrived: SimpleQueue[LogRecords | Exception | None] = SimpleQueue()
+    outlet: Outlet[LogRecords] = Outlet(arrived.put, arrived.put)
+    followers = Followers(shard.clock, SYSTEM_CLOCK)
+    followers.follow(start, CONTEXT, outlet, gathered=True, who=who)
+    try:
+        while (batch := arrived.get(timeout=5.0)) is not None:
+            if isinstance(batch, Exception):
+                raise batch
+            yield from batch.records
+    finally:
+        followers.close()
 
 
 def test_members_newcomers_and_shards_follow(shard: OneShard) -> None:
@@ -104,6 +118,23 @@ def test_one_that_waits_hears_of_its_end(shard: OneShard, life: int, monkeypatch
     shard.clock.evict(EVICTED, Incarnation(life))
     with pytest.raises(StaleIncarnation):
         next(records)
+
+
+def test_shards_acknowledge_at_once_only_what_a_clock_may_wait_for() -> None:
+    one = OneShard(replace(CONFIG, num_shards=2))
+    one.clock.acknowledge(ShardIndex(1), 1)
+    one.begin()
+    one.clock.acknowledge(ShardIndex(1), one.clock.num_records)
+    one.settle()
+    arrived: SimpleQueue[LogRecords] = SimpleQueue()
+    followers = Followers(one.clock, SYSTEM_CLOCK)
+    followers.follow(0, CONTEXT, Outlet(arrived.put, lambda _: None), gathered=False, who=None)
+    assert arrived.get(timeout=5.0).acknowledge_later, "the first clock is published, and no wave is committed"
+    for vw, later in enumerate((True, True, False)):
+        one.push(requester(vw), 0, [torch.ones(4)])
+        one.report(requester(vw), 0)
+        assert arrived.get(timeout=5.0).acknowledge_later == later
+    followers.close()
 
 
 def test_over_the_network() -> None:

@@ -17,6 +17,7 @@ from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.config_check import check_config
 from hetpipe.server.shard.job_storage import JobStorage, StateOptions
 from hetpipe.server.shard.server import ShardServer
+from hetpipe.values.bounds import MAX_STAGES
 from hetpipe.values.ids import Incarnation, JobId, ShardIndex, Term, VirtualWorkerIndex
 from hetpipe.values.run_document import LifeSeen, RunDocument
 from hetpipe.values.shard_config import ShardConfig
@@ -144,7 +145,10 @@ class TestRefusals:
                 replace(RUN, plan=replace(RUN.plan, virtual_workers=RUN.plan.virtual_workers[::-1])),
                 "virtual workers are not in order",
             ),
-            (replace(RUN, plan=replace(RUN.plan, virtual_workers=RUN.plan.virtual_workers[:1] * 201)), "of 201 stages"),
+            (
+                replace(RUN, plan=replace(RUN.plan, virtual_workers=RUN.plan.virtual_workers[:1] * (MAX_STAGES + 1))),
+                f"of {MAX_STAGES + 1} stages",
+            ),
         ],
     )
     def test_a_run_that_nobody_can_lead(self, run: RunDocument, wrong: str) -> None:

@@ -23,6 +23,7 @@ from hetpipe.errors import (
     WaveOutOfOrder,
 )
 from hetpipe.server.shard.push_session import PushSession
+from hetpipe.values.bounds import MAX_STAGES
 from hetpipe.values.ids import Clock, Incarnation, Wave
 from hetpipe.values.requests import PullHeader, PushHeader, SliceHeader
 from tests.pipeline.witness import Witness
@@ -412,8 +413,8 @@ class TestEviction:
             one.report(requester(0), wave)
         barrier = one.clock.snapshot().published
         assert not one.push(requester(1, 1, incarnation=1), barrier, ones()[1:], [1])
-        with pytest.raises(ProtocolViolation, match="there is no stage 200"):
-            one.push(requester(1, 200, incarnation=1), barrier, ones()[1:], [1])
+        with pytest.raises(ProtocolViolation, match=f"there is no stage {MAX_STAGES}"):
+            one.push(requester(1, MAX_STAGES, incarnation=1), barrier, ones()[1:], [1])
         with pytest.raises(ProtocolViolation, match="virtual worker 0 has 1 stages"):
             one.push(requester(0, 1), barrier, ones()[1:], [1])
 

@@ -1,0 +1,266 @@
+"""Server-side streams that wait for a state to change, without a thread each.
+
+A streaming handler of a sync server occupies a thread while its client waits (`wire.watchers`). The handler of a *feed*
+opens it and returns. One thread then waits for the condition that guards the state, and asks every feed for its next
+reply; a few threads send the replies. A feed ends when its client disconnects or takes no replies, the server stops, a
+newer feed of the same follower replaces it, its state is over, or its time is up; the client then resumes from the last
+position it received.
+
+gRPC's own health service streams in this way: `experimental_non_blocking` of grpcio's `_server.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+import grpc
+
+from hetpipe.clock import Clock
+from hetpipe.errors import ResourceExhausted
+from hetpipe.observe.log import get_logger
+from hetpipe.wire.watchers import STREAM_SECONDS
+
+ReplyT = TypeVar("ReplyT")
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+
+_log = get_logger(__name__)
+
+#: Threads that send replies: sending blocks until gRPC has passed a reply to the connection.
+_NUM_SENDERS = 8
+
+#: Seconds after which a feed is cut off whose client takes no reply, so that its sender is free again.
+STALLED_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet(Generic[ReplyT]):
+    """The way to the client of one feed. Thread-safe; calls after the end have no effect."""
+
+    send: Callable[[ReplyT], None]
+    """Send a reply; blocks until the connection has taken it."""
+    end: Callable[[Exception | None], None]
+    """End the call, with an error or without; does not block."""
+
+
+@dataclass(eq=False, slots=True)
+class _Feed(Generic[ReplyT]):
+    outlet: Outlet[ReplyT]
+    cancel: Callable[[], object]
+    take: Callable[[], ReplyT | None]
+    deadline: float
+    sending_since: float | None = None
+    is_behind: bool = False
+    """Whether the state changed while a reply was being sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step(Generic[ReplyT]):
+    """What a feed does next: send a reply or, without one, end."""
+
+    reply: ReplyT | None
+    error: Exception | None = None
+
+
+def feed_opener(handle: HandlerT) -> HandlerT:
+    """Mark a handler that opens a feed: it is called with an `Outlet` as well."""
+    cast("Any", handle).opens_feed = True
+    return handle
+
+
+def opens_feed(handle: Callable[..., Any]) -> bool:
+    """Whether a handler is marked by `feed_opener`."""
+    return getattr(handle, "opens_feed", False)
+
+
+def _never() -> bool:
+    return False
+
+
+class Feeds(Generic[ReplyT]):
+    """The feeds of one kind. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        limit: int,
+        what: str,
+        condition: threading.Condition,
+        clock: Clock,
+        look_seconds: float = STREAM_SECONDS,
+        pace_seconds: float = 0.0,
+        is_urgent: Callable[[], bool] = _never,
+    ) -> None:
+        """Start without feeds.
+
+        Args:
+            limit: maximum number of concurrent feeds.
+            what: what they follow, for error messages.
+            condition: notified by the owner whenever the state may have changed. Its lock guards the feeds, too.
+            clock: bounds the duration of a feed.
+            look_seconds: interval after which feeds are asked without a notification.
+            pace_seconds: interval between two rounds of replies, in which changes are gathered.
+            is_urgent: whether a round must not wait for that interval; called with the lock held.
+        """
+        self._limit = limit
+        self._what = what
+        self._condition = condition
+        self._clock = clock
+        self._look_seconds = look_seconds
+        self._pace_seconds = pace_seconds
+        self._is_urgent = is_urgent
+        self._feeds: dict[_Feed[ReplyT], None] = {}
+        self._by_key: dict[Hashable, _Feed[ReplyT]] = {}
+        self._senders: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Number of open feeds."""
+        with self._condition:
+            return len(self._feeds)
+
+    def open(
+        self,
+        context: grpc.ServicerContext,
+        outlet: Outlet[ReplyT],
+        take: Callable[[], ReplyT | None],
+        *,
+        key: Hashable = None,
+        seconds: float = STREAM_SECONDS,
+    ) -> None:
+        """Open a feed for the call of `context`, for at most `seconds`.
+
+        Args:
+            context: of the call.
+            outlet: the way to its client.
+            take: its next reply, or None if there is none yet; called with the lock held. An error ends the feed. Of
+                paced feeds, a reply has all there is.
+            key: of the follower, whose older feed ends; None: it may have any number.
+            seconds: its duration.
+
+        Raises:
+            ResourceExhausted: the limit is reached.
+            Exception: what `take` raises at once.
+        """
+        now = self._clock.monotonic()
+        feed = _Feed(outlet, context.cancel, take, now + seconds)
+        with self._condition:
+            older = None if key is None else self._by_key.get(key)
+            if older is None and len(self._feeds) >= self._limit:
+                raise ResourceExhausted(f"the limit of {self._limit} streams that watch {self._what} is reached")
+            first = take()
+            if older is not None and self._remove(older):
+                older.outlet.end(None)
+            if self._closed:
+                outlet.end(None)
+                return
+            self._feeds[feed] = None
+            if key is not None:
+                self._by_key[key] = feed
+            if first is not None:
+                feed.sending_since = now
+                self._pool().submit(self._send, feed, _Step(first))
+            else:
+                self._pool()
+        if not context.add_callback(lambda: self._discard(feed)):
+            self._discard(feed)
+
+    def close(self) -> None:
+        """End all feeds, including future ones."""
+        with self._condition:
+            self._closed = True
+            feeds, senders = list(self._feeds), self._senders
+            self._feeds.clear()
+            self._by_key.clear()
+            self._condition.notify_all()
+        for feed in feeds:
+            feed.outlet.end(None)
+        if senders is not None:
+            senders.shutdown(wait=False)
+
+    # -- inside, with the lock held ----------------------------------------------------------------------------------
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._senders is None:
+            self._senders = ThreadPoolExecutor(_NUM_SENDERS, thread_name_prefix="feed")
+            threading.Thread(target=self._run, name="feeds", daemon=True).start()
+        return self._senders
+
+    def _remove(self, feed: _Feed[ReplyT]) -> bool:
+        """Forget a feed; returns whether it was there, so that it is ended once."""
+        if feed not in self._feeds:
+            return False
+        del self._feeds[feed]
+        for key in [key for key, other in self._by_key.items() if other is feed]:
+            del self._by_key[key]
+        return True
+
+    def _next(self, feed: _Feed[ReplyT], now: float) -> _Step[ReplyT] | None:
+        if feed not in self._feeds:
+            return None
+        try:
+            reply = feed.take()
+        except Exception as error:  # noqa: BLE001 - sent to the client, as the error of its call
+            return _Step(None, error)
+        if reply is not None:
+            return _Step(reply)
+        return _Step(None) if now >= feed.deadline else None
+
+    def _round(self) -> bool:
+        """Ask every feed, and pass its next step to a sender; returns whether there was one."""
+        assert self._senders is not None, "it was started with the thread that calls this"
+        now, has_sent = self._clock.monotonic(), False
+        for feed in list(self._feeds):
+            if feed.sending_since is not None:
+                feed.is_behind = True
+                if now - feed.sending_since > STALLED_SECONDS and self._remove(feed):
+                    _log.warning("feed_cut_off", what=self._what, seconds=now - feed.sending_since)
+                    feed.cancel()
+                continue
+            step = self._next(feed, now)
+            if step is not None:
+                feed.sending_since, has_sent = now, True
+                self._senders.submit(self._send, feed, step)
+        return has_sent
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_round = self._clock.monotonic()
+        with self._condition:
+            while not self._closed:
+                early = next_round - self._clock.monotonic()
+                if early > 0.0 and not self._is_urgent():
+                    self._condition.wait(early)
+                    continue
+                if self._round():
+                    next_round = self._clock.monotonic() + self._pace_seconds
+                self._condition.wait(self._look_seconds)
+
+    def _send(self, feed: _Feed[ReplyT], step: _Step[ReplyT] | None) -> None:
+        while step is not None:
+            if step.reply is None:
+                with self._condition:
+                    is_open = self._remove(feed)
+                if is_open:
+                    feed.outlet.end(step.error)
+                return
+            try:
+                feed.outlet.send(step.reply)
+            except Exception:  # noqa: BLE001 - of one client; the sender goes on with the others
+                _log.exception("feed_failed", what=self._what)
+                self._discard(feed)
+                feed.cancel()
+                return
+            with self._condition:
+                now, asks_again = self._clock.monotonic(), feed.is_behind or not self._pace_seconds
+                feed.is_behind = False
+                step = self._next(feed, now) if asks_again else None
+                feed.sending_since = None if step is None else now
+
+    def _discard(self, feed: _Feed[Any]) -> None:
+        with self._condition:
+            self._remove(feed)
