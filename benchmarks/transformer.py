@@ -176,7 +176,7 @@ def pretrained() -> tuple[Mapping[str, Tensor], float]:
     for step in range(_PRETRAINING_STEPS):
         patches, shapes = images(_PRETRAINING_BATCH, 1_000_000 + step, _NOISE_BEFORE)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(trained(patches), shapes).backward()
+        nn.functional.cross_entropy(trained(patches), shapes).backward()  # type: ignore[no-untyped-call]  # torch ships it untyped
         optimizer.step()
         schedule.step()
     return trained.state_dict(), _accuracy(trained, *images(_TEST, 2, _NOISE_BEFORE))
@@ -184,7 +184,7 @@ def pretrained() -> tuple[Mapping[str, Tensor], float]:
 
 def _accuracy(trained: nn.Module, patches: Tensor, wanted: Tensor) -> float:
     with torch.no_grad():
-        return (trained(patches).argmax(1) == wanted).float().mean().item()
+        return float((trained(patches).argmax(1) == wanted).float().mean())
 
 
 def _profile(kinds: Mapping[str, float], faster: float) -> dict[str, Any]:
