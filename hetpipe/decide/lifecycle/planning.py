@@ -278,7 +278,7 @@ def _frozen_plan(
 
 def cuts_at(
     frozen: int, workers: Sequence[VirtualWorkerPlan], cuts: Sequence[FreezeCut]
-) -> dict[VirtualWorkerIndex, tuple[int, ...]]:
+) -> Mapping[int, tuple[int, ...]]:
     """The cut of each virtual worker with F = `frozen`: that of `cuts`, which are in order of F, or else its own."""
     return {
         **{worker.index: worker.bounds for worker in workers},
