@@ -60,9 +60,11 @@ def groups_of(
             for index, stages in enumerate(wanted)
         )
     if job.is_planned:
-        counts = [job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers)]
-        pool.check_enough(sum(counts), "one per stage")
-        return tuple(AgentGroup(_vw(vw), pool.take_next(count)) for vw, count in enumerate(counts))
+        counts = {vw: job.num_stages(VirtualWorkerIndex(vw)) for vw in range(job.num_workers)}
+        pool.check_enough(job.num_devices, "one per stage")
+        for _, line in job.elastic.added:
+            counts[line.vw] = max(0, 1 + max(line.devices or (-1,)) - sum(counts.values()))
+        return tuple(AgentGroup(_vw(vw), pool.take_next(count)) for vw, count in counts.items() if count)
     assert job.cluster.file is not None, "a job without a cluster of its own is planned first"
     nodes = [node for node in job.cluster.file.nodes if node.devices]
     return tuple(AgentGroup(node.name, tuple(pool.take("", kind) for kind in node.devices)) for node in nodes)

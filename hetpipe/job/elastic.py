@@ -155,7 +155,8 @@ class AddLine(Section):
         tuple[Annotated[int, Field(ge=0)], ...] | None, Field(max_length=MAX_STAGES), AfterValidator(_different)
     ] = Field(default=None, examples=["[0, 1]"])
     """The device of each stage of a virtual worker that the job does not have otherwise: a number counts the devices of
-    the job's virtual workers, stage by stage, from 0 on. No virtual worker that trains meanwhile may have them.
+    the job's virtual workers, stage by stage, from 0 on, and then further ones, which the run has for this line. No
+    virtual worker that trains meanwhile may have them.
     """
 
 

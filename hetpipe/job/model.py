@@ -328,7 +328,12 @@ class Job(Section):
 
     @property
     def num_devices(self) -> int:
-        """Devices used by the whole run: one per stage of every virtual worker."""
+        """Devices used by the whole run: one per stage of every virtual worker, and those that only the script uses."""
+        return max([self.num_initial_devices, *(1 + max(line.devices or (-1,)) for _, line in self.elastic.added)])
+
+    @property
+    def num_initial_devices(self) -> int:
+        """One per stage of every virtual worker that the job has without its script."""
         return sum(self.num_stages(VirtualWorkerIndex(vw)) for vw in range(self.num_workers))
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.metrics import TimedWave, waves_by_worker
 from hetpipe.report.text import rate
-from hetpipe.server.decisions_file import read_decisions
+from hetpipe.server.decisions_file import decisions_of_run
 from hetpipe.values.decisions import DecisionLine, MemberDecision, MoveDecision, MoveJudgement
 from hetpipe.values.rewinds import run_folders
 
@@ -106,7 +106,7 @@ def read_cuts(run_dir: Path) -> tuple[CutChange, ...]:
     """
     folder = run_folders(run_dir)[-1]
     try:
-        decisions: Sequence[DecisionLine] = read_decisions(run_dir)
+        decisions: Sequence[DecisionLine] = decisions_of_run(run_dir)
     except (OSError, HetpipeError):
         decisions = ()
     try:

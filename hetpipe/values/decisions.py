@@ -71,14 +71,18 @@ class MemberDecision:
     do: Literal["drop", "add"]
     vw: VirtualWorkerIndex
     by: Name
-    """What decided it: `drain`, by an operator, or by an agent that leaves the cluster; or `freeze`."""
+    """What decided it: `drain`, by an operator, or by an agent that leaves the cluster; `operator`, who has added
+    another one; `freeze`; or `rewind`, after which one is not back.
+    """
     reason: Sentence
     wall: float
     """When this was written, in seconds since 1970."""
     stages: tuple[int, ...] = ()
     """Layers of each stage of one that joins on devices of others; empty: it comes back as it was."""
     devices: tuple[int, ...] = ()
-    """The device of each: a number counts those of the job's virtual workers, stage by stage, from 0 on."""
+    """The device of each: a number counts those of the job's virtual workers, stage by stage, then further ones."""
+    minibatches_per_wave: int | None = None
+    """N of one that an operator has added, where each virtual worker has its own; not in a script's line."""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -113,7 +117,7 @@ class BarrierDecision:
     at: DecisionMoment
     do: Literal["barrier"]
     by: Name
-    """What decided it: `norms`."""
+    """What decided it: `norms`; or `rewind`, to the checkpoint of that barrier."""
     reason: Sentence
     wall: float
     """When this was written, in seconds since 1970."""

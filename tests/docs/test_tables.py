@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe.checker.report import ReportJson
+from hetpipe.cli.app import FAMILIES
 from hetpipe.comparison.record import TrialRecord, TrialState
 from hetpipe.comparison.statistics import MOST_POINTS
 from hetpipe.comparison.view import PolicySummary, comparison_json
@@ -26,7 +29,9 @@ from hetpipe.runs.result import TrainResult
 from hetpipe.runs.status import RunStatus
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.counters import FENCES, MAX_REPORTED_AHEAD, TERMS
+from hetpipe.values.decisions import BarrierDecision, DecisionLine, FreezeDecision, MemberDecision, WavesDecision
 from hetpipe.values.events import ProcessStatus
+from hetpipe.values.sync import PlanMove
 from tests.docs import commands
 from tests.docs.job_keys import PAGE, SECTIONS, marked, rewritten
 from tests.docs.pages import ROOT, code_spans, table_after
@@ -34,6 +39,7 @@ from tests.docs.pages import ROOT, code_spans, table_after
 STATE_MACHINES = ROOT / "docs" / "state-machines.md"
 FILES = ROOT / "docs" / "files.md"
 DYING = ROOT / "docs" / "when-something-dies.md"
+PLAN_VERSIONS = ROOT / "docs" / "semantics" / "plan-versions.md"
 
 
 def keys(rows: list[list[str]]) -> list[str]:
@@ -171,3 +177,40 @@ def test_the_json_of_status() -> None:
     assert sorted(keys(rows)) == sorted(RunStatus(run_dir="", name="", state="").to_json())
     (processes,) = (row[1] for row in rows if row[0] == "`processes`")
     assert {field.name for field in fields(ProcessStatus)} <= set(code_spans(processes))
+
+
+def decided_in_code() -> set[tuple[str, str]]:
+    """(`by`, `do`) of every decision that hetpipe makes anywhere, by the calls that make its line."""
+    made = {kind.__name__: kind for kind in (MemberDecision, FreezeDecision, BarrierDecision, WavesDecision, PlanMove)}
+    found: set[tuple[str, str]] = set()
+    for path in (ROOT / "hetpipe").rglob("*.py"):
+        text = path.read_text()
+        for call in ast.walk(ast.parse(text)) if any(name in text for name in made) else ():
+            kind = made.get(call.func.id) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else None
+            if kind is None or not isinstance(call, ast.Call):
+                continue
+            given = dict(zip((field.name for field in fields(kind)), call.args, strict=False))
+            by, do = strings_in(given["by"]), strings_in(given["do"]) if "do" in given else ["move"]
+            assert by, f"{path}:{call.lineno} does not say plainly what has decided"
+            found.update(itertools.product(by, do))
+    return found
+
+
+def strings_in(expression: ast.expr) -> list[str]:
+    """The text that an expression may be."""
+    return [
+        node.value for node in ast.walk(expression) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def test_the_triggers_of_decisions() -> None:
+    """Every kind of line, and what makes it, is in the table, and nothing else; so are the requests of operators."""
+    rows = table_after(PLAN_VERSIONS, "What decides, and the lines")
+    told = {(by, do) for _, bys, dos in rows for by in code_spans(bys) for do in code_spans(dos)}
+    assert told == decided_in_code()
+    lines = typing.get_args(typing.get_args(DecisionLine)[0])
+    verbs = {do for line in lines for do in typing.get_args(typing.get_type_hints(line)["do"])} - {"judge"}
+    assert {do for _, do in told} == verbs
+    asked = {word.split()[2] for row in rows for word in code_spans(row[0]) if word.startswith("hetpipe workers")}
+    (workers,) = (command for family in FAMILIES for command in family.commands if command.name == "workers")
+    assert asked == {command.name for command in workers.members} - {"list"}

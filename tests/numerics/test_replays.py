@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from hetpipe.checkpoint.manifest import checkpoint_dir
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.decide.lifecycle.exchange import MoveAnswered, MoveLayers, Replan
 from hetpipe.job.elastic import AddLine, BarrierLine, DropLine, FreezeLine, MoveLine
 from hetpipe.pipeline import tally
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks
-from hetpipe.server.decisions_file import read_decisions
+from hetpipe.server.decisions_file import decisions_of_run, read_decisions
 from hetpipe.values.decisions import MoveDecision
 from hetpipe.values.events import JobState
-from hetpipe.values.ids import StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.values.run import StageProgress, StageReport
 from hetpipe.values.sync import PlanMove
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
@@ -40,7 +41,9 @@ _CUTS = ((1, 4), (2, 3), (3, 2), (4, 1))
 
 def replayed(what: Case, folder: Path) -> Case:
     """The case as it is by the script that the decisions of its run make."""
-    script = script_of(read_decisions(folder))
+    script = script_of(decisions_of_run(folder))
+    members = [line for line in script if isinstance(line, DropLine | AddLine)]
+    added = [line for line in members if isinstance(line, AddLine) and line.devices]
     kept = {key: value for key, value in what.freeze.items() if key not in ("every", "waves", "alpha")}
     return replace(
         what,
@@ -48,7 +51,8 @@ def replayed(what: Case, folder: Path) -> Case:
         moves=tuple(barrier_move(line) for line in script if isinstance(line, MoveLine)),
         freezes=tuple((line.at.clock, line.layers) for line in script if isinstance(line, FreezeLine)),
         extra_barriers=tuple(line.at.clock for line in script if isinstance(line, BarrierLine)),
-        members=tuple((line.at.clock, line.do, line.vw) for line in script if isinstance(line, DropLine | AddLine)),
+        members=tuple((line.at.clock, line.do, line.vw) for line in members if line not in added),
+        added=tuple((line.at.clock, line.vw, line.stages or (), line.devices or ()) for line in added),
     )
 
 
@@ -114,6 +118,75 @@ def test_who_is_drained_and_comes_back_is_dropped_and_added_by_the_script(
     assert_same_bits(trained(tmp_path / "run"), run_reference(again.reference()))
     assert_same_bits(trained(tmp_path / "again"), run_reference(again.reference()))
     assert read_decisions(tmp_path / "again") == (), "a scripted run decides nothing by itself"
+
+
+@pytest.mark.parametrize(
+    ("what", "events"),
+    [
+        (
+            Case(workers=1, stages=[[2, 3]], wave=2, minibatches=24, staleness=1, weights="stash", combine="mean"),
+            [
+                death("before forward", 3, how="enlarged", stages=(3, 2)),
+                death("before forward", 9, how="enlarged", stages=(5,)),
+            ],
+        ),
+        # The one that is new leaves, and comes back, while layers move.
+        pytest.param(
+            Case(workers=2, stages=[[2, 2]] * 2, wave=2, epochs=8, staleness=0, optimizer=dict(ADAMW), **BATCH_NORM),
+            [
+                death("before forward", 3, how="enlarged", stages=(4,)),
+                death("before forward", 9, vw=2, incarnation=1, how="drained"),
+                death("before forward", 12, vw=1, how="moved", stages=(1, 3)),
+            ],
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
+def test_who_is_added_by_an_operator_is_added_by_the_script(what: Case, events: list[Any], tmp_path: Path) -> None:
+    """On devices beyond those of the job."""
+    run(what, tmp_path / "run", deaths=tuple(events))
+    again = replayed(what, tmp_path / "run")
+    assert len(again.added) == sum(event.how == "enlarged" for event in events)
+    num_devices = what.job().num_devices
+    assert next(devices[0] for *_, devices in again.added) == num_devices
+    assert again.job().num_devices == num_devices + sum(len(devices) for *_, devices in again.added)
+    run(again, tmp_path / "again")
+    assert_same_bits(trained(tmp_path / "run"), run_reference(again.reference()))
+    assert_same_bits(trained(tmp_path / "again"), run_reference(again.reference()))
+    assert read_decisions(tmp_path / "again") == (), "a scripted run decides nothing by itself"
+
+
+def test_what_was_decided_beyond_the_checkpoint_of_a_rewind_did_not_happen(tmp_path: Path) -> None:
+    """Layers move, norms freeze others and one is drained; then the run goes on from an earlier checkpoint."""
+    what = Case(
+        workers=3,
+        stages=[[2, 3]] * 3,
+        wave=2,
+        minibatches=24,
+        every_waves=2,
+        staleness=0,
+        freeze={"waves": 4, "alpha": "1/2"},
+    )
+    first, beyond = (
+        death("before forward", 2, how="moved", stages=(3, 2)),
+        death("before forward", 14, vw=2, how="moved", stages=(1, 4)),
+    )
+    run(
+        what,
+        tmp_path,
+        deaths=(first, beyond, drain(number=14, vw=1)),
+        stop_when=lambda clocks: clocks.published >= 9,
+    )
+    restored = checkpoint_dir(tmp_path, Clock(6))
+    later = death("before forward", 18, vw=0, how="moved", stages=(2, 3))
+    run(what, tmp_path / "rewind-1", restore=restored, deaths=(later, drain(number=18, vw=2)))
+    again = replayed(what, tmp_path)
+    assert [(vw, counts) for _, vw, counts in again.moves] == [(0, (3, 2)), (0, (2, 3))]
+    assert [(verb, vw) for _, verb, vw in again.members] == [("drop", 2), ("add", 2)]
+    assert again.extra_barriers == (4, 6, 8), "norms decide at 4 and 8"
+    assert_frozen(again, tmp_path / "again")
+    found, expected = trained(tmp_path / "rewind-1"), trained(tmp_path / "again")
+    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
 
 
 class Coordinator:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from unittest.mock import patch
@@ -43,9 +43,20 @@ from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
 from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.values import wire
-from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex
+from hetpipe.values.ids import (
+    AgentId,
+    Clock,
+    DeviceId,
+    Incarnation,
+    JobId,
+    LayerIndex,
+    ShardIndex,
+    StageIndex,
+    Term,
+    VirtualWorkerIndex,
+)
 from hetpipe.values.memory import check_patterns
-from hetpipe.values.plan import ModelReport, Plan, VirtualWorkerPlan
+from hetpipe.values.plan import ModelReport, Plan, StagePlan, VirtualWorkerPlan
 from hetpipe.values.requests import PullHeader, PushHeader, PushReply
 from hetpipe.values.run import (
     AgentDevice,
@@ -202,7 +213,7 @@ class _Cluster:
         run.run_dir.mkdir(parents=True, exist_ok=True)
         inspect = inspect_once if run.shares_inspection else inspect_job
         report = inspect(run.job, run.import_path, run_folder=run.run_dir)
-        count = sum(run.job.num_stages(VirtualWorkerIndex(vw)) for vw in range(run.job.num_workers))
+        count = run.job.num_devices
         agents = [
             AgentInfo(
                 AgentId(f"n{node}"),
@@ -299,6 +310,9 @@ class _Cluster:
             move = PlanMove(life.incarnation, (0, *accumulate(death.stages)), "operator", "a test asked for it")
             self._shards[0].clock_shard.move(life.vw, move)
             return
+        if death.how == "enlarged":
+            self._enlarge(death.stages)
+            return
         others = (self._lives[VirtualWorkerIndex(vw)] for vw in death.also)
         if death.how == "drained":
             for each in (life, *(other for other in others if other.drain())):
@@ -310,6 +324,19 @@ class _Cluster:
             if death.how == "killed":
                 each.kill()
             self._ended.put((each, death))
+
+    def _enlarge(self, counts: Sequence[int]) -> None:
+        """What a coordinator does when an operator adds a virtual worker, on devices of its own."""
+        vw, ends = VirtualWorkerIndex(len(self.plan.virtual_workers)), [0, *accumulate(counts)]
+        stages = tuple(
+            StagePlan(AgentId("n0"), DeviceId(f"n0/{vw}-{stage}"), LayerIndex(first), LayerIndex(last))
+            for stage, (first, last) in enumerate(pairwise(ends))
+        )
+        new = VirtualWorkerPlan(vw, stages)
+        self.plan = self.result.plan = replace(self.plan, virtual_workers=(*self.plan.virtual_workers, new))
+        self._shards[0].clock_shard.admit(vw, Incarnation(1), len(stages), bounds=new.bounds)
+        for thread in self._begin(vw, Incarnation(1)).threads:
+            thread.start()
 
     def _stays_dropped(self, vw: VirtualWorkerIndex) -> bool:
         """Whether the script has dropped a virtual worker that it does not add again."""

@@ -38,11 +38,12 @@ class Death:
     comes_back: bool = True
     also: tuple[int, ...] = ()
     """Other virtual workers that die in the same moment."""
-    how: Literal["killed", "evicted", "drained", "moved"] = "killed"
+    how: Literal["killed", "evicted", "drained", "moved", "enlarged"] = "killed"
     """`evicted`: it lives on, and only the others believe that it is gone. `drained`: it is asked to leave at the next
-    barrier, and comes back, if it does, when it has. `moved`: it lives on, and its layers move at the next barrier."""
+    barrier, and comes back, if it does, when it has. `moved`: it lives on, and its layers move at the next barrier.
+    `enlarged`: it lives on, and another virtual worker joins at the next barrier."""
     stages: tuple[int, ...] = ()
-    """Layers of each of its stages from there on, if they move."""
+    """Layers of each of its stages from there on, if they move; of the other one's, if it joins."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +66,7 @@ class Life:
     has_left: bool = False
     """It did."""
     moved: set[Death] = field(default_factory=set)
-    """Moves of its layers that were asked for."""
+    """Moves of its layers, and further virtual workers, that were asked for."""
     _is_dead: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -92,7 +93,7 @@ class Life:
         match death.how:
             case "drained":
                 return self.drain()
-            case "moved":
+            case "moved" | "enlarged":
                 return self.move(death)
             case _:
                 return self.end()

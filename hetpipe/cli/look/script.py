@@ -14,7 +14,8 @@ from hetpipe.job.model import Job
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RUNS, find_run
 from hetpipe.runs.shell import Shell
-from hetpipe.server.decisions_file import read_decisions
+from hetpipe.server.decisions_file import decisions_of_run
+from hetpipe.values.decisions import DecisionLine, MemberDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +31,14 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     """Print the script of the job, and what the run has decided besides."""
     folder = find_run(options.run_dir, runs_dir=options.runs_dir)
     job = folder.read_job()
-    lines = (*job.elastic.script, *script_of(read_decisions(folder.path)))
+    decisions = decisions_of_run(folder.path)
+    lines = (*job.elastic.script, *script_of(decisions))
     script = [line.model_dump(mode="json", exclude_none=True) for line in lines]
-    output.answer({"script": script}, *_text(job, script))
+    output.answer({"script": script}, *_text(job, script, decisions))
     return ExitStatus.OK
 
 
-def _text(job: Job, script: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _text(job: Job, script: Sequence[dict[str, Any]], decisions: Sequence[DecisionLine]) -> Iterator[str]:
     """The section of the job file, and what else the job needs."""
     if not script:
         yield "# the run has decided nothing so far, and its job has no script"
@@ -47,6 +49,9 @@ def _text(job: Job, script: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield "# without freeze.alpha, freeze.every and freeze.waves of the job: the script has what norms decided"
     if job.freeze.recuts:
         yield "# without freeze.recut and freeze.compress of the job: the script has the cuts, and who trains"
+    own = [line.minibatches_per_wave for line in decisions if isinstance(line, MemberDecision)]
+    if per_wave := [number for number in own if number is not None]:
+        yield f"# with {', '.join(map(str, per_wave))} as further numbers of sync.minibatches_per_wave of the job"
     yield "elastic:"
     yield "  script:"
     for line in script:

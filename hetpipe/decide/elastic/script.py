@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from hetpipe.decide.elastic.freezing import freezing_of
@@ -188,14 +188,20 @@ def script_of(decisions: Iterable[DecisionLine]) -> tuple[DecidedLine, ...]:
 
 
 def member_decisions(
-    record: SegmentRecord, scripted: Iterable[MemberChange], before: Iterable[DecisionLine], *, wall: float
+    record: SegmentRecord,
+    scripted: Iterable[MemberChange],
+    before: Sequence[DecisionLine],
+    *,
+    initial: Mapping[VirtualWorkerIndex, int],
+    wall: float,
 ) -> Iterator[MemberDecision]:
-    """The decisions about virtual workers that leave or come back at the barrier of `record`, as no script says.
+    """The decisions about virtual workers that leave or join at the barrier of `record`, as no script says.
 
     Args:
         record: of the segment behind the barrier.
         scripted: what the script of the job decides.
         before: the decisions of the run so far.
+        initial: virtual workers of the plan → number of their stages.
         wall: when they are written, in seconds since 1970.
     """
     moment = DecisionMoment(record.start)
@@ -203,10 +209,85 @@ def member_decisions(
     for left in record.left:
         if left.vw not in dropped:
             yield MemberDecision(moment, "drop", left.vw, "drain", "it was drained", wall)
-    newest = {line.vw: line.do for line in before if isinstance(line, MemberDecision)}
+    lines = [line for line in before if isinstance(line, MemberDecision)]
+    newest = {line.vw: line.do for line in lines}
+    num_devices = sum(initial.values()) + sum(len(line.devices) for line in lines if line.by == "operator")
     for member in record.members:
         if member.joined and newest.get(member.vw) == "drop":
             yield MemberDecision(moment, "add", member.vw, "drain", "it came back after it was drained", wall)
+        elif member.joined and member.vw not in {*initial, *newest}:
+            stages = layer_counts(member.bounds)
+            devices = tuple(range(num_devices, num_devices := num_devices + len(stages)))
+            why, per_wave = "an operator has added it", member.minibatches_per_wave
+            yield MemberDecision(moment, "add", member.vw, "operator", why, wall, stages, devices, per_wave)
+
+
+def absent_after_rewind(
+    record: SegmentRecord, expected: Iterable[VirtualWorkerIndex], *, wall: float
+) -> Iterator[MemberDecision]:
+    """The decisions by which virtual workers are not back after a rewind, at the checkpoint where `record` begins."""
+    present = {member.vw for member in record.members}
+    for vw in expected:
+        if vw not in present:
+            why = "it was not there when the run continued from its checkpoint"
+            yield MemberDecision(DecisionMoment(record.start), "drop", vw, "rewind", why, wall)
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedSince:
+    """What a run has decided since it was rewound."""
+
+    start: Clock
+    """Of the checkpoint to which it was rewound."""
+    num_workers: int
+    """Virtual workers in its plan, which all continue from there unless `absent_after_rewind` names them."""
+    decisions: tuple[DecisionLine, ...]
+
+
+def over_rewinds(first: Sequence[DecisionLine], rewinds: Iterable[DecidedSince]) -> tuple[DecisionLine, ...]:
+    """The decisions that have led to the weights of a run, in order.
+
+    Those beyond a checkpoint to which it was rewound did not happen.
+
+    Args:
+        first: before the first rewind.
+        rewinds: since then, in order.
+    """
+    found = tuple(first)
+    for rewind in rewinds:
+        found = tuple(_with_rewind(found, rewind))
+    return found
+
+
+def _with_rewind(before: Sequence[DecisionLine], rewind: DecidedSince) -> Iterator[DecisionLine]:
+    start, decided = rewind.start, rewind.decisions
+    moment, why = DecisionMoment(start), "the run was rewound to its checkpoint there"
+    kept = [line for line in before if _took_effect(line, start, before)]
+    by_request = [line for line in kept if isinstance(line, MemberDecision) and line.by != "freeze"]
+    newest = {line.vw: line for line in by_request}
+    added = {line.vw: line for line in before if isinstance(line, MemberDecision) and line.by == "operator"}
+    gone = {line.vw for line in decided if isinstance(line, MemberDecision) and line.by == "rewind"}
+    gone |= {vw for vw in added if vw >= rewind.num_workers}
+    changed = {vw: line for vw, line in newest.items() if (line.do == "drop") != (vw in gone)}
+    undone = {line.key for line in changed.values() if line.at.clock == start}
+    known = {(vw, "rewind") for vw in newest.keys() | added.keys()}
+    lines: list[DecisionLine] = [line for line in kept if line.key not in undone]
+    lines += [BarrierDecision(moment, "barrier", "rewind", why, 0.0)]
+    for vw, line in changed.items():
+        if line.key not in undone:
+            lines += [MemberDecision(moment, "drop" if vw in gone else "add", vw, "rewind", why, 0.0)]
+    lines += [replace(line, at=moment) for vw, line in added.items() if vw not in newest.keys() | gone]
+    lines += [line for line in decided if not isinstance(line, MemberDecision) or (line.vw, line.by) not in known]
+    # No line of a script is at clock 0: one whose first line is `add` is absent from the start.
+    yield from (line for line in lines if isinstance(line, MoveJudgement) or line.at.clock)
+
+
+def _took_effect(line: DecisionLine, clock: Clock, lines: Iterable[DecisionLine]) -> bool:
+    """Whether a decision has taken effect at or below a clock; of a judgement, the move that it judges."""
+    if not isinstance(line, MoveJudgement):
+        return line.at.clock <= clock
+    moves = (move for move in lines if isinstance(move, MoveDecision) and move.at.clock <= clock)
+    return any((move.vw, move.version) == (line.vw, line.version) for move in moves)
 
 
 def lineup_decisions(

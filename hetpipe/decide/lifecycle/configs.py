@@ -157,9 +157,9 @@ def _emulated(job: Job, plan: Plan) -> dict[tuple[VirtualWorkerIndex, int], Devi
     added |= {worker.vw: worker.devices for lineup in plan.freeze_lineups[1:] for worker in lineup.workers}
     joined = [worker for worker in plan.virtual_workers[job.num_workers :] if worker.index not in added]
     later = [(worker.index, index) for worker in joined for index in range(len(worker.stages))]
-    found = dict(zip([*places, *later], job.emulated_devices(len(later)), strict=True))
-    shared = {(vw, index): found[places[at]] for vw, devices in added.items() for index, at in enumerate(devices)}
-    return found | shared
+    emulated = job.emulated_devices(len(later))
+    found = dict(zip(places, emulated, strict=False)) | dict(zip(later, emulated[job.num_devices :], strict=True))
+    return found | {(vw, index): emulated[at] for vw, devices in added.items() for index, at in enumerate(devices)}
 
 
 def later_life(

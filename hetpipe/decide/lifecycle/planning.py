@@ -202,7 +202,7 @@ def plan_run(
     counts = [[last - first for first, last in (s.layers for s in vw.stages)] for vw in document.virtual_workers]
     plan = assign(document, model, _offered(job, described.cluster, agents), term=term, job_id=job_id)
     planned = job.with_plan(counts, document.minibatches_per_wave, document.staleness)
-    plan = with_added_workers(plan, planned)
+    plan = with_added_workers(plan, planned, agents)
     played: tuple[tuple[StageEmulation, ...], ...] = ()
     if job.cluster.emulate:
         stages = _emulated_stages(plan, _played_devices(plan, described.cluster, document))

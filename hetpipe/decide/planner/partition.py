@@ -79,10 +79,10 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
     """
     layers = report.layers
     devices = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
-    if len(devices) < job.num_devices:
+    if len(devices) < job.num_initial_devices:
         raise PlanError(
-            f"the job needs {job.num_devices} devices, one per stage, and {len(devices)} are free; lower workers.count "
-            "or workers.stages, or start more agents"
+            f"the job needs {job.num_initial_devices} devices, one per stage, and {len(devices)} are free; lower "
+            "workers.count or workers.stages, or start more agents"
         )
     free = iter(devices)
     virtual_workers = []
@@ -110,16 +110,20 @@ def plan_job(job: Job, report: ModelReport, agents: Sequence[AgentInfo], term: T
         num_shards=num_shards,
         model_digest=report.digest,
     )
-    return with_added_workers(plan, job)
+    return with_added_workers(plan, job, agents)
 
 
-def with_added_workers(plan: Plan, job: Job) -> Plan:
-    """The plan with the virtual workers that only the script of the job adds, on devices of the others.
+def with_added_workers(plan: Plan, job: Job, agents: Sequence[AgentInfo]) -> Plan:
+    """The plan with the virtual workers that only the script of the job adds, on devices of the others or further ones.
 
     Raises:
         PlanError: a line is not possible; the message names it.
     """
     places = [(stage.agent, stage.device) for worker in plan.virtual_workers for stage in worker.stages]
+    free = [(agent.agent, DeviceId(device.device)) for agent in agents for device in agent.devices]
+    # An emulated device has the speed that the cluster file gives to one of the plan.
+    places += [] if job.cluster.emulate else [place for place in free if place not in places]
+    num_used = job.num_initial_devices
     num_layers = plan.virtual_workers[0].bounds[-1]
     workers = list(plan.virtual_workers)
     for number, line in job.elastic.added:
@@ -128,13 +132,17 @@ def with_added_workers(plan: Plan, job: Job) -> Plan:
         if line.vw != len(workers):
             wrong = f"adds virtual worker {line.vw} with `devices`, but the next index is {len(workers)}; use that"
         elif max(devices, default=0) >= len(places):
-            wrong = f"names device {max(devices)}, but the run has {len(places)}; use 0 to {len(places) - 1}"
+            use = f"use 0 to {len(places) - 1}, or start agents"
+            wrong = f"names device {max(devices)}, but the run has {len(places)}; {use}"
+        elif gaps := sorted(set(range(num_used, max(devices, default=0))).difference(devices)):
+            wrong = f"names device {max(devices)}, but no line has device {gaps[0]}; number further devices on end"
         elif sum(counts) != num_layers:
             wrong = f"has {sum(counts)} layers, but the model has {num_layers}; give each of them to a stage"
         elif not isinstance(n := job.minibatches_per_wave, int) and len(n) <= line.vw:
             wrong = f"adds virtual worker {line.vw}, but sync.minibatches_per_wave has {len(n)} numbers; add its own"
         if wrong:
             raise PlanError(f"elastic.script[{number}]: {wrong}")
+        num_used = max(num_used, 1 + max(devices, default=0))
         stages = _stages(counts, [places[device] for device in devices])
         workers.append(VirtualWorkerPlan(VirtualWorkerIndex(line.vw), stages))
     return replace(plan, virtual_workers=tuple(workers))

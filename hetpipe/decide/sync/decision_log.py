@@ -401,6 +401,12 @@ class DecisionLog:
         record = self.records[self.segments[1] - self.first]
         return record if isinstance(record, SegmentRecord) else None
 
+    @property
+    def expected_at_start(self) -> list[VirtualWorkerIndex]:
+        """The virtual workers that train from the start of the run on, if all of them come."""
+        start = self.config.progress.clock
+        return [vw for vw in self.config.membership.num_stages if not self._is_dropped(vw, start)]
+
     def makes_weights(self, vw: VirtualWorkerIndex) -> bool:
         """Whether `vw` must create the initial weights: there are none, and no candidate with a lower index is left."""
         return not self.has_weights and vw == min(self.newcomers, default=None)

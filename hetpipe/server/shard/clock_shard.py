@@ -14,7 +14,7 @@ from pathlib import Path
 from hetpipe import failpoints
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.elastic.script import lineup_decisions, member_decisions
+from hetpipe.decide.elastic.script import absent_after_rewind, lineup_decisions, member_decisions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
 from hetpipe.decide.sync.records import (
     BarrierRecord,
@@ -48,6 +48,7 @@ from hetpipe.values.decisions import BarrierDecision, DecisionMoment, FreezeDeci
 from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
+from hetpipe.values.rewinds import first_folder
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.values.run_document import RunDescription, RunDocument
 from hetpipe.values.shard_config import ShardConfig
@@ -85,6 +86,7 @@ class ClockShard:
         self._term = config.term
         #: None: a job without a folder, in tests of the log alone; its decisions are in the history.
         self._run_dir = Path(config.run_dir) if config.run_dir else None
+        self._is_rewind = first_folder(config.run_dir) != config.run_dir
         self._clock = clock
         self._history = history
         lock = threading.RLock()
@@ -443,7 +445,14 @@ class ClockShard:
                 left = set(replaced[0].members).difference(replaced[1].members)
                 decided += [MemberChange(clock, vw, joins=False) for vw in left]
                 append_decisions(self._run_dir, lambda _: lineup_decisions(record, *replaced, wall=wall))
-            append_decisions(self._run_dir, lambda before: member_decisions(record, decided, before, wall=wall))
+            initial = self._log.config.membership.num_stages
+            append_decisions(
+                self._run_dir,
+                lambda before: member_decisions(record, decided, before, initial=initial, wall=wall),
+            )
+        if self._is_rewind and record.start == self._log.config.progress.clock:
+            absent = absent_after_rewind(record, self._log.expected_at_start, wall=self._clock.wall())
+            append_decisions(self._run_dir, lambda _: absent)
 
     def _log_members(self, record: SegmentRecord) -> None:
         for vw, squares in self._log.deciding.items():

@@ -10,20 +10,24 @@ import pytest
 from hetpipe.decide.elastic.enlarging import new_worker
 from hetpipe.decide.elastic.replanning import basis_of
 from hetpipe.decide.elastic.script import (
+    DecidedSince,
     building_line,
     check_script,
     memory_changes,
     most_minibatches_per_wave,
+    over_rewinds,
     plan_changes,
     predecessor,
+    script_of,
     wave_changes,
 )
 from hetpipe.decide.lifecycle.configs import data_of, fresh_progress
-from hetpipe.decide.lifecycle.planning import PlannedRun
+from hetpipe.decide.lifecycle.planning import PlannedRun, num_devices_wanted
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.errors import JobError, PlanError, UserError
 from hetpipe.job.file import Job
+from hetpipe.values.decisions import DecisionLine, DecisionMoment, MemberDecision, MoveDecision, MoveJudgement
 from hetpipe.values.ids import Clock, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.memory import MemoryChange
@@ -245,6 +249,17 @@ def test_others_take_the_devices_of_one_that_is_dropped() -> None:
     assert wave_changes(kept) == (WaveChange(Clock(2), (3, 4, 3, 2)),)
 
 
+def test_another_one_has_devices_of_its_own() -> None:
+    """Beyond those of the job's virtual workers, which are 0 to 3."""
+    of = with_memory(added(devices=(4,)), added(vw=3, stages=(2, 2), devices=(5, 6)))
+    plan = plan_job(of, MODEL, [*AGENTS, agent_info("n2", devices=3)], Term(1), JOB_ID)
+    assert [stage.agent for worker in plan.virtual_workers[2:] for stage in worker.stages] == ["n2"] * 3
+    assert (of.num_devices, num_devices_wanted(of)) == (7, 7)
+    check_script(of, plan, data_of(of, MODEL), fresh_progress(MODEL.train_samples), NAMES)
+    with pytest.raises(PlanError, match=r"\[0\]: names device 5, but no line has device 4; number further devices on "):
+        plan_job(with_memory(added(devices=(5,))), MODEL, [*AGENTS, agent_info("n2", devices=3)], Term(1), JOB_ID)
+
+
 @pytest.mark.parametrize(
     ("lines", "wrong"),
     [
@@ -290,3 +305,63 @@ def test_without_parameter_servers_one_that_is_dropped_leaves_its_state() -> Non
 def test_replicas_that_cannot_be(lines: list[dict[str, Any]], wrong: str) -> None:
     with pytest.raises(PlanError, match=rf"elastic\.script{wrong}"):
         check(replicas(*lines))
+
+
+def member(clock: int, do: Any, vw: int, by: str = "drain", *devices: int) -> MemberDecision:
+    return MemberDecision(DecisionMoment(Clock(clock)), do, Vw(vw), by, "why", 1.0, (4,) * len(devices), devices)
+
+
+def moved(clock: int, version: int, vw: int = 0) -> MoveDecision:
+    return MoveDecision(DecisionMoment(Clock(clock)), "move", Vw(vw), (1, 3), version, "straggler", "why", 1.0, 1.0)
+
+
+#: Two virtual workers, and a rewind to clock 8.
+@pytest.mark.parametrize(
+    ("before", "since", "num_workers", "expected"),
+    [
+        # Below, at and above the checkpoint; and since.
+        (
+            [moved(4, 1), moved(8, 2), moved(9, 3)],
+            [moved(10, 3)],
+            2,
+            ["4 move 0", "8 barrier", "8 move 0", "10 move 0"],
+        ),
+        # One that was out stays out, one that was back stays in.
+        ([member(4, "drop", 1)], [member(8, "drop", 1, "rewind")], 2, ["4 drop 1", "8 barrier"]),
+        ([member(4, "drop", 1), member(6, "add", 1)], [], 2, ["4 drop 1", "6 add 1", "8 barrier"]),
+        # One that was out is back, with its agent; or out only now.
+        ([member(4, "drop", 1)], [], 2, ["4 drop 1", "8 barrier", "8 add 1"]),
+        ([member(8, "drop", 1)], [], 2, ["8 barrier"]),
+        ([member(9, "drop", 1)], [member(8, "drop", 1, "rewind")], 2, ["8 barrier", "8 drop 1"]),
+        (
+            [member(4, "drop", 1), member(8, "add", 1)],
+            [member(8, "drop", 1, "rewind"), member(12, "add", 1)],
+            2,
+            ["4 drop 1", "8 barrier", "12 add 1"],
+        ),
+        # One of an operator's is kept, with the plan in which it is, or lost with it.
+        ([member(4, "add", 2, "operator", 2)], [], 3, ["4 add 2", "8 barrier"]),
+        ([member(9, "add", 2, "operator", 2)], [], 3, ["8 barrier", "8 add 2"]),
+        ([member(4, "add", 2, "operator", 2)], [], 2, ["4 add 2", "8 barrier", "8 drop 2"]),
+        ([member(9, "add", 2, "operator", 2)], [], 2, ["8 barrier"]),
+        ([member(9, "add", 2, "operator", 2)], [member(8, "drop", 2, "rewind")], 3, ["8 barrier"]),
+    ],
+)
+def test_what_is_decided_over_a_rewind(
+    before: list[DecisionLine], since: list[DecisionLine], num_workers: int, expected: list[str]
+) -> None:
+    found = over_rewinds(before, [DecidedSince(Clock(8), num_workers, tuple(since))])
+    lines = [f"{line.at.clock} {line.do} {getattr(line, 'vw', '')}".strip() for line in script_of(found)]  # type: ignore[union-attr]
+    assert lines == expected
+    Job(**{**job().model_dump(mode="json"), "elastic": {"script": [line.model_dump() for line in script_of(found)]}})
+
+
+def test_a_judgement_goes_with_its_move() -> None:
+    judged = [MoveJudgement("judge", Vw(0), version, 1.0, "it helped", 1.0) for version in (1, 2)]
+    found = over_rewinds([moved(4, 1), moved(9, 2), *judged], [DecidedSince(Clock(8), 2, ())])
+    assert [line for line in found if isinstance(line, MoveJudgement)] == judged[:1]
+
+
+def test_who_is_absent_after_a_rewind_to_the_start_is_added_first() -> None:
+    since = (member(0, "drop", 1, "rewind"), member(3, "add", 1))
+    assert over_rewinds([moved(4, 1)], [DecidedSince(Clock(0), 2, since)]) == since[1:]
