@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hetpipe.decide.sync.records import BarrierRecord, PublishRecord, SegmentMember, SegmentRecord
@@ -100,6 +100,10 @@ class AloneSynchroniser:
     def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
         """Never called: nothing moves."""
         raise AssertionError((slices, pool, deadline_seconds))
+
+    def leave_out(self, inactive: Collection[int]) -> None:
+        """See `Synchroniser.leave_out`; all layers are active."""
+        del inactive
 
     def drain(self, *, deadline_seconds: float) -> None:
         """Nothing is under way."""

@@ -4,7 +4,8 @@ Two virtual workers of two stages of 50 ms (`sleeper`), one parameter server: a 
 two slow layers is one with 64 MiB of state that takes no time: trained weights, their momentum and frozen weights. A
 script lets it move there and back between the stages of virtual worker 0, with barriers in between at which nothing
 changes; then as often without a barrier, while minibatches are in flight. Then virtual worker 1 is drained and added
-again, as layers moved before: it writes a checkpoint, its processes end, and new ones join at a later barrier.
+again, as layers moved before: it writes a checkpoint, its processes end, and new ones join at a later barrier. A second
+run has no script: an operator moves the layer there and back, as often.
 
 A pause is the time between the last update of the first stage before a barrier and its first one behind it, so that
 filling and draining the pipeline is part of all of them. A gap is the time between two passes or updates of the first
@@ -30,6 +31,8 @@ from torch import Tensor, nn
 from benchmarks.sizes import sized
 from benchmarks.sleeper import STAGE_SECONDS, Sleeper, keep_time
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values.decisions import MoveDecision
 
 ROOT = Path(__file__).resolve().parents[1]
 N = 4
@@ -134,6 +137,35 @@ def train() -> Path:
     return run_dir
 
 
+def train_by_hand() -> list[float]:
+    """Seconds of the pauses of virtual worker 0 in a run whose layers an operator moves."""
+    folder = Path(tempfile.mkdtemp(prefix="hetpipe-bench-"))
+    (folder / "job.yaml").write_text(yaml.safe_dump({key: value for key, value in JOB.items() if key != "elastic"}))
+    run_dir = folder / "run"
+    with (folder / "stderr").open("w") as stderr:
+        command = _hetpipe("train", str(folder / "job.yaml"), "--json", "--run-dir", str(run_dir))
+        run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    clocks: list[int] = []
+    try:
+        _wait(run, run_dir, 0, 0, 2 * N)
+        for number in range(NUM_MOVES):
+            layers = "1,2" if number % 2 == 0 else "2,1"
+            command = _hetpipe("workers", "move", "0", layers, "--run-dir", str(run_dir))
+            subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+            deadline = SYSTEM_CLOCK.monotonic() + _TIMEOUT_SECONDS
+            while len(clocks) <= number:
+                clocks = [line.at.clock for line in read_decisions(run_dir) if isinstance(line, MoveDecision)]
+                if run.poll() is not None or SYSTEM_CLOCK.monotonic() > deadline:
+                    raise RuntimeError(f"move {number} did not take effect: exit status {run.poll()}")
+                SYSTEM_CLOCK.sleep(0.25)
+            _wait(run, run_dir, 0, 0, (clocks[-1] + 1) * N)
+    finally:
+        run.terminate()
+        run.communicate(timeout=_TIMEOUT_SECONDS)
+    moments = {line["p"]: line["t"] for line in steps(run_dir, 0)}
+    return [moments[clock * N + 1] - moments[clock * N] for clock in clocks]
+
+
 def pauses(run_dir: Path) -> tuple[dict[int, float], float]:
     """Seconds of the pause at each clock for virtual worker 0, and those without virtual worker 1."""
     moments = {line["p"]: line["t"] for line in steps(run_dir, 0)}
@@ -163,8 +195,8 @@ def gaps(run_dir: Path) -> tuple[list[float], float]:
 
 
 def measure() -> dict[str, Any]:
-    """One run: medians in minibatches of 50 ms."""
-    run_dir = train()
+    """Two runs: medians in minibatches of 50 ms."""
+    run_dir, by_hand = train(), train_by_hand()
     found, restart = pauses(run_dir)
     live, plain_gap = gaps(run_dir)
     plain = [seconds for clock, seconds in found.items() if clock % 2 == 0]
@@ -173,6 +205,8 @@ def measure() -> dict[str, Any]:
     return {
         "plain barrier, seconds": round(statistics.median(plain), 3),
         "barrier with a move, seconds": round(statistics.median(moved), 3),
+        "barrier with an operator's move, seconds": round(statistics.median(by_hand), 3),
+        "operator's move / scripted move": round(statistics.median(by_hand) / statistics.median(moved), 3),
         "beyond a plain barrier, minibatches": round(statistics.median(beyond) / STAGE_SECONDS, 2),
         "beyond a plain barrier, worst, minibatches": round(max(beyond) / STAGE_SECONDS, 2),
         "without a barrier: longest gap of the first stage, median, stages": round(

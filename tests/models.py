@@ -95,6 +95,12 @@ def residual() -> nn.Module:
     return Residual()
 
 
+def supernet() -> nn.Module:
+    """Three blocks of one shape between the first and the last layer, any of which may be left out."""
+    blocks = (nn.Sequential(nn.Linear(7, 7), act()) for act in (nn.Tanh, nn.ReLU, nn.Sigmoid))
+    return nn.Sequential(nn.Linear(5, 7), *blocks, nn.Linear(7, 3))
+
+
 def wide32() -> nn.Module:
     """One weight of 256 KiB, which `balanced` cuts as soon as there are two shards."""
     return nn.Sequential(nn.Linear(5, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 3))

@@ -65,6 +65,8 @@ class Step(StageEvent):
 
     frozen: int = field(default=0, kw_only=True)
     """F."""
+    inactive: tuple[int, ...] = field(default=(), kw_only=True)
+    """Layers of the stage that it leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Pass(StageEvent):
     """Of its virtual worker's plan."""
     frozen: int = 0
     """F."""
+    inactive: tuple[int, ...] = ()
+    """Layers of the stage that it leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,8 @@ class Wave(Event):
     """Of its virtual worker's plan."""
     frozen: int = 0
     """F."""
+    inactive: tuple[int, ...] = ()
+    """Layers of the stage that it leaves out."""
 
     @property
     def name(self) -> str:
@@ -261,6 +267,14 @@ class Freeze(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Activate(Event):
+    """From the barrier at `clock` on, these layers are inactive."""
+
+    clock: int
+    inactive: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Norms(Event):
     """The squared norms of a virtual worker's gradients, per layer, that have decided F at the barrier at `clock`."""
 
@@ -310,5 +324,5 @@ class Damage:
     """(vw, incarnation) of the process that wrote the file, if earlier lines have it."""
 
 
-Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Norms | Freeze | Barrier
+Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Norms | Freeze | Activate | Barrier
 """The decisions of the clock shard; the order of these lines is the decision log."""

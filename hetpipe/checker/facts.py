@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -51,10 +51,10 @@ class Layout:
         """The layer of each slice on a shard, in its order."""
         return tuple(layer for layer, place in self.slices if place == shard)
 
-    def num_slices(self, bounds: tuple[int, ...], frozen: int = 0) -> Counter[tuple[int, int]]:
-        """(stage, shard) → slices of that stage with this cut on that shard, of layers that are not frozen."""
+    def num_slices(self, bounds: tuple[int, ...], idle: Collection[int] = ()) -> Counter[tuple[int, int]]:
+        """(stage, shard) → slices of that stage with this cut on that shard, of layers that are not `idle`."""
         found: Counter[tuple[int, int]] = Counter()
-        for layer, shard in (piece for piece in self.slices if piece[0] >= frozen):
+        for layer, shard in (piece for piece in self.slices if piece[0] not in idle):
             found[bisect_right(bounds, layer) - 1, shard] += 1
         return found
 
@@ -87,6 +87,8 @@ class Start:
     """F."""
     lineup: int = 0
     """F of those who train."""
+    inactive: tuple[int, ...] = ()
+    """Layers that are inactive from there on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,14 @@ class Facts:
     """What the job's script says about who trains, in order."""
     lineups: tuple[Lineup, ...] = ()
     """Who trains with which F, in order of F; empty: all the time the same."""
+    activations: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(clock, inactive layers from there on), as the job says, in order; clock 0 is the start of the job."""
+
+    def inactive_due(self, clock: int) -> tuple[int, ...]:
+        """The layers that are inactive from the barrier at `clock` on."""
+        start = self.start.clock
+        due = [inactive for at, inactive in self.activations if start < at <= clock or at == start == 0]
+        return due[-1] if due else self.start.inactive
 
 
 _Count = Annotated[int, Field(ge=1)]
@@ -241,10 +251,12 @@ class _LineFile(BaseModel):
     policy: str = ""
     minibatches_per_wave: _Count | list[_Count] = []
     devices: list[int] | None = None
+    active: list[int | str] = []
 
 
 class _ElasticFile(BaseModel):
     script: list[_LineFile] = []
+    active: list[int | str] | None = None
     keep_global_batch: bool = False
 
 
@@ -304,6 +316,7 @@ class _StartFile(BaseModel):
     waves: dict[int, tuple[_Count, int]] = {}
     frozen: int = Field(default=0, ge=0)
     lineup: int = Field(default=0, ge=0)
+    inactive: list[int] = []
 
 
 class _FactsFile(BaseModel):
@@ -342,6 +355,7 @@ def read_facts(run_dir: Path) -> Facts:
             Lineup(each.frozen, frozenset(worker.vw for worker in each.workers), each.minibatches_per_wave)
             for each in plan.freeze_lineups
         ),
+        activations=tuple(_activations(job, facts)),
     )
 
 
@@ -358,19 +372,36 @@ def _freezing(job: _JobFile) -> FreezeRule:
 
 def _start(start: _StartFile) -> Start:
     return Start(
-        start.clock, start.epoch, frozenset(start.used), start.minibatches, start.waves, start.frozen, start.lineup
+        start.clock,
+        start.epoch,
+        frozenset(start.used),
+        start.minibatches,
+        start.waves,
+        start.frozen,
+        start.lineup,
+        tuple(start.inactive),
     )
+
+
+def _meant(entries: Iterable[int | str], facts: _FactsFile) -> frozenset[int]:
+    """The layers that indices and patterns of names mean."""
+    given = list(entries)
+    patterns = [each for each in given if isinstance(each, str)]
+    named = (index for index, name in enumerate(facts.layers) if any(fnmatchcase(name, each) for each in patterns))
+    return frozenset((*named, *(each for each in given if isinstance(each, int))))
+
+
+def _activations(job: _JobFile, facts: _FactsFile) -> Iterator[tuple[int, tuple[int, ...]]]:
+    lines = [(line.at.clock, line.active) for line in job.elastic.script if line.do == "activate"]
+    for clock, active in [(0, job.elastic.active), *lines]:
+        if clock is not None and active is not None:
+            yield clock, tuple(sorted(set(range(len(facts.layers))) - _meant(active, facts)))
 
 
 def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:
     for line in job.elastic.script:
         if line.do == "memory" and isinstance(line.layers, list):
-            meant = {each for each in line.layers if isinstance(each, int)}
-            patterns = [each for each in line.layers if isinstance(each, str)]
-            meant.update(
-                index for index, name in enumerate(facts.layers) if any(fnmatchcase(name, each) for each in patterns)
-            )
-            yield MemoryLine(line.vw, frozenset(meant), line.policy, line.at.clock, line.at.p)
+            yield MemoryLine(line.vw, _meant(line.layers, facts), line.policy, line.at.clock, line.at.p)
 
 
 def _wave_changes(job: _JobFile, plan: _PlanFile) -> Iterator[WaveChange]:

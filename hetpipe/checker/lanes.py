@@ -18,7 +18,7 @@ from hetpipe.checker.orders import OrderVerifier
 from hetpipe.checker.report import Findings, Kind
 from hetpipe.checker.rules import StagePosition, SyncRule
 from hetpipe.checker.timeline import Timeline
-from hetpipe.checker.versions import verify_frozen
+from hetpipe.checker.versions import verify_frozen, verify_inactive
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class LaneVerifier:
         lane = lanes[event.stage]
         wave = self._wave_of(event)
         verify_frozen(event, event.name, self._timeline, wave, self._findings)
+        verify_inactive(event, event.name, self._timeline, wave, self._findings)
         if self._timeline.is_frozen(event.vw, event.incarnation, event.stage, wave):
             self._see_frozen(lane, event)
         elif isinstance(event, Forward):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetpipe.checker.events import (
+    Activate,
     Apply,
     Backward,
     Barrier,
@@ -189,11 +190,11 @@ def _plain(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin],
 
 
 def _versioned(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin], Event]:
-    """Parser of an event whose fields are all counts; older histories lack the version of the plan, and F."""
+    """Parser of an event of counts and inactive layers; older histories lack the version of the plan, and F."""
 
     def parse(record: Record, origin: Origin) -> Event:
         later = [_count(record, key) if key in record else 0 for key in ("version", "frozen")]
-        return kind(origin, *_counts(record, keys), *later)
+        return kind(origin, *_counts(record, keys), *later, _inactive(record))
 
     return parse
 
@@ -202,7 +203,8 @@ def _step(kind: Callable[..., Event], *keys: str) -> Callable[[Record, Origin], 
     """Parser of an update; older histories lack F."""
 
     def parse(record: Record, origin: Origin) -> Event:
-        return kind(origin, *_counts(record, keys), frozen=_count(record, "frozen") if "frozen" in record else 0)
+        frozen = _count(record, "frozen") if "frozen" in record else 0
+        return kind(origin, *_counts(record, keys), frozen=frozen, inactive=_inactive(record))
 
     return parse
 
@@ -212,6 +214,15 @@ def _list(record: Record, key: str) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
         raise _MalformedError(f"{key} must be a list of integers >= 0")
     return tuple(values)
+
+
+def _inactive(record: Record) -> tuple[int, ...]:
+    """Layers that a stage leaves out: none, where the line does not say so."""
+    return _list(record, "inactive") if "inactive" in record else ()
+
+
+def _activate(record: Record, origin: Origin) -> Event:
+    return Activate(origin, _count(record, "clock"), _list(record, "inactive"))
 
 
 def _staged(record: Record, origin: Origin) -> Event:
@@ -318,6 +329,7 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "waves": _waves,
     "norms": _norms,
     "freeze": _plain(Freeze, "clock", "frozen", "layers"),
+    "activate": _activate,
     "leave": _plain(Leave, *_LIFE_KEYS),
     "barrier": _barrier,
     "used": _used,

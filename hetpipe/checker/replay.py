@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 from hetpipe.checker.events import (
+    Activate,
     Barrier,
     Commit,
     Decision,
@@ -83,6 +84,7 @@ class Replay:
         self._findings = findings
         self._position = -1
         self._freezing = facts.freezing
+        self._inactive_due = facts.inactive_due
         self._start_frozen, self._start_epoch = facts.start.frozen, facts.start.epoch
         start = facts.start.clock
         #: Clocks of barriers at which N changes because others train.
@@ -118,12 +120,18 @@ class Replay:
             self._see_plan(decision)
         elif isinstance(decision, Waves):
             self._see_waves(decision)
-        elif isinstance(decision, Norms):
+        elif isinstance(decision, Norms | Freeze | Activate):
+            self._see_layers(decision)
+        else:
+            self._see_join(decision)
+
+    def _see_layers(self, decision: Norms | Freeze | Activate) -> None:
+        if isinstance(decision, Norms):
             self.timeline.norms.setdefault(decision.clock, []).append(decision)
         elif isinstance(decision, Freeze):
             self._see_freeze(decision)
         else:
-            self._see_join(decision)
+            self._see_activate(decision)
 
     def _see_commit(self, commit: Commit) -> None:
         line = self.timeline
@@ -343,6 +351,7 @@ class Replay:
         self._verify_members()
         self._verify_lineups()
         self._verify_frozen()
+        self._verify_active()
 
     def _verify_members(self) -> None:
         """Verify that those whom the script has dropped commit nothing, until it adds them again where they join."""
@@ -407,6 +416,31 @@ class Replay:
             whose = f"{wanted} in this model" if wanted is not None else "no layers of this model"
             self._findings.add(Kind.FREEZE, f"{name} freezes the first {freeze.layers}: it is {whose}", freeze.origin)
         line.freezes.append(freeze)
+
+    def _see_activate(self, activate: Activate) -> None:
+        """Verify that other layers are active from a barrier on."""
+        line = self.timeline
+        if activate.clock not in line.pending and activate.clock != line.barriers[-1]:
+            message = (
+                f"layers {list(activate.inactive)} are inactive from clock {activate.clock} on, where no barrier is"
+            )
+            self._findings.add(Kind.ACTIVATE, message, activate.origin)
+        line.activates.append(activate)
+
+    def _verify_active(self) -> None:
+        """Verify the inactive layers in every segment, by the job."""
+        line = self.timeline
+        last = None if line.end is None else line.end.clock
+        committed = max((wave for _, wave in line.commits), default=-1)
+        for clock in dict.fromkeys(line.barriers):
+            if last is None and committed < clock:  # the history may end among the records of this barrier
+                return
+            if clock == last and clock != line.start_clock:  # nothing changes where the run ends
+                return
+            found, due = line.inactive_at(clock), self._inactive_due(clock)
+            if found != due and clock in line.publishes:
+                message = f"layers {list(found)} are inactive from clock {clock} on, where {list(due)} are due"
+                self._findings.add(Kind.ACTIVATE, message, line.publishes[clock].origin)
 
     def _verify_frozen(self) -> None:
         """Verify F in every segment, by the job."""

@@ -26,8 +26,8 @@ class ShardVerifier:
         #: File → position up to which its shard provably followed the decision log.
         self._followed: dict[str, int] = {}
         self._unpublished: set[tuple[int, int, int]] = set()
-        #: Cut and frozen layers → (stage, shard) → slices; and slices on each shard, of all stages.
-        self._num_slices: dict[tuple[tuple[int, ...], int], Counter[tuple[int, int]]] = {}
+        #: Cut and layers that are not trained → (stage, shard) → slices; and slices on each shard, of all stages.
+        self._num_slices: dict[tuple[tuple[int, ...], frozenset[int]], Counter[tuple[int, int]]] = {}
         self._on_shard = Counter(shard for _, shard in facts.layout.slices)
         #: The layer of each slice, per shard.
         self._layers = {shard: facts.layout.layers_on(shard) for shard in range(facts.layout.num_shards)}
@@ -141,20 +141,21 @@ class ShardVerifier:
             self._findings.add(Kind.SLICE_NOT_OWNED, message, staged.origin)
 
     def _verify_trained(self, staged: Staged) -> None:
-        """Verify that no slice of a frozen layer is staged."""
-        layers, frozen = self._layers[staged.shard], self._timeline.frozen_at(staged.wave)[1]
-        strange = next((index for index in staged.indices if index < len(layers) and layers[index] < frozen), None)
+        """Verify that no slice of a frozen or of an inactive layer is staged."""
+        layers, idle = self._layers[staged.shard], self._timeline.idle_at(staged.wave)
+        strange = next((index for index in staged.indices if index < len(layers) and layers[index] in idle), None)
         if strange is not None:
+            is_frozen = layers[strange] < self._timeline.frozen_at(staged.wave)[1]
             message = (
                 f"stage {staged.stage} of virtual worker {staged.vw} stages slice {strange} of shard {staged.shard} in "
-                f"wave {staged.wave}, where its layer {layers[strange]} is frozen"
+                f"wave {staged.wave}, where its layer {layers[strange]} is {'frozen' if is_frozen else 'inactive'}"
             )
-            self._findings.add(Kind.FROZEN_TRAINED, message, staged.origin)
+            self._findings.add(Kind.FROZEN_TRAINED if is_frozen else Kind.INACTIVE_STAGED, message, staged.origin)
 
-    def _slices(self, bounds: tuple[int, ...], frozen: int = 0) -> Counter[tuple[int, int]]:
-        if (bounds, frozen) not in self._num_slices:
-            self._num_slices[bounds, frozen] = self._layout.num_slices(bounds, frozen)
-        return self._num_slices[bounds, frozen]
+    def _slices(self, bounds: tuple[int, ...], idle: frozenset[int] = frozenset()) -> Counter[tuple[int, int]]:
+        if (bounds, idle) not in self._num_slices:
+            self._num_slices[bounds, idle] = self._layout.num_slices(bounds, idle)
+        return self._num_slices[bounds, idle]
 
     def _verify_applies(self, commit: Commit) -> None:
         line = self._timeline
@@ -183,15 +184,15 @@ class ShardVerifier:
         staged = self._staged.get((commit.vw, commit.incarnation, commit.wave), Counter())
         life = self._timeline.lives.get((commit.vw, commit.incarnation))
         bounds = None if life is None else life.bounds_at(commit.wave)
-        frozen = self._timeline.frozen_at(commit.wave)[1]
+        idle = self._timeline.idle_at(commit.wave)
         for shard in range(self._layout.num_shards):
             if bounds is None:
                 whole = sum(count for (_, place), count in staged.items() if place == shard)
-                wanted = sum(layer >= frozen for layer in self._layers[shard])
+                wanted = sum(layer not in idle for layer in self._layers[shard])
                 self._verify_part(commit, whole, wanted, f"are staged on shard {shard}")
                 continue
             for stage in range(len(bounds) - 1):
-                wanted = self._slices(bounds, frozen)[stage, shard]
+                wanted = self._slices(bounds, idle)[stage, shard]
                 where = f"of stage {stage} are staged on shard {shard}"
                 self._verify_part(commit, staged[stage, shard], wanted, where)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from hetpipe.checker.events import Barrier, Commit, Evict, Freeze, Norms, Origin, Plan, Publish
+from hetpipe.checker.events import Activate, Barrier, Commit, Evict, Freeze, Norms, Origin, Plan, Publish
 from hetpipe.checker.rules import RunRule, StagePosition
 
 
@@ -92,6 +92,8 @@ class Timeline:
     """Clock of a barrier → what has decided F there, in the order of the virtual workers."""
     freezes: list[Freeze] = field(default_factory=list)
     """Frozen layers by the clock of their barrier, rising."""
+    activates: list[Activate] = field(default_factory=list)
+    """Inactive layers by the clock of their barrier, rising."""
     end: Barrier | None = None
     """The reached barrier that ended the run, or stopped it."""
     max_distance: int = 0
@@ -115,6 +117,15 @@ class Timeline:
         """F, and the number of frozen layers, in a wave."""
         index = bisect_right(self.freezes, wave, key=lambda freeze: freeze.clock)
         return (self.freezes[index - 1].frozen, self.freezes[index - 1].layers) if index else (0, 0)
+
+    def inactive_at(self, wave: int) -> tuple[int, ...]:
+        """The inactive layers in a wave."""
+        index = bisect_right(self.activates, wave, key=lambda activate: activate.clock)
+        return self.activates[index - 1].inactive if index else ()
+
+    def idle_at(self, wave: int) -> frozenset[int]:
+        """The layers that are not trained in a wave."""
+        return frozenset((*range(self.frozen_at(wave)[1]), *self.inactive_at(wave)))
 
     def is_frozen(self, vw: int, incarnation: int, stage: int, wave: int) -> bool:
         """Whether all layers of a stage are frozen in a wave."""

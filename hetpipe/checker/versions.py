@@ -6,6 +6,7 @@ differ between stages and directions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hetpipe.checker.events import Forward, Pass, Step, Wave
@@ -30,6 +31,17 @@ def verify_frozen(event: Pass | Step | Wave, name: str, timeline: Timeline, wave
     if event.frozen != frozen:
         message = f"{name} has {event.frozen} frozen layers, where F = {frozen} is in force"
         findings.add(Kind.FROZEN_COUNT, message, event.origin)
+
+
+def verify_inactive(event: Pass | Step | Wave, name: str, timeline: Timeline, wave: int, findings: Findings) -> None:
+    """Verify that a stage leaves out its inactive layers in a wave, and no others."""
+    inactive, bounds = timeline.inactive_at(wave), timeline.lives[event.vw, event.incarnation].bounds_at(wave)
+    first, last = (0, math.inf) if bounds is None else bounds[event.stage : event.stage + 2]
+    due = tuple(layer for layer in inactive if first <= layer < last)
+    is_right = event.inactive == due if bounds is not None else set(event.inactive) <= set(due)
+    if not is_right:
+        message = f"{name} leaves out the layers {list(event.inactive)}, where {list(due)} of the stage are inactive"
+        findings.add(Kind.INACTIVE_LAYERS, message, event.origin)
 
 
 def verify_plan_version(event: Pass | Wave, name: str, life: Life, wave: int, findings: Findings) -> None:

@@ -12,7 +12,7 @@ from hetpipe.checker.facts import Facts
 from hetpipe.checker.formulas import determined_clock, minibatches_in, needs_pull, required_clock, wave_of
 from hetpipe.checker.report import Findings, Kind
 from hetpipe.checker.timeline import Timeline
-from hetpipe.checker.versions import verify_frozen, verify_plan_version
+from hetpipe.checker.versions import verify_frozen, verify_inactive, verify_plan_version
 
 
 class WaveVerifier:
@@ -44,6 +44,7 @@ class WaveVerifier:
         life = self._timeline.lives[event.vw, event.incarnation]
         verify_plan_version(event, event.name, life, event.wave, self._findings)
         verify_frozen(event, event.name, self._timeline, event.wave, self._findings)
+        verify_inactive(event, event.name, self._timeline, event.wave, self._findings)
 
     def num_minibatches(self) -> int:
         """Number of minibatches in all waves computed by some stage."""

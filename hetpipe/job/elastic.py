@@ -14,7 +14,7 @@ from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.suggest import join_names
 from hetpipe.values.sync import MemberChange, is_absent
 
-_VERBS = ("move", "memory", "waves", "drop", "add", "freeze", "barrier")
+_VERBS = ("move", "memory", "waves", "drop", "add", "freeze", "activate", "barrier")
 
 
 class ScriptMoment(Section):
@@ -171,6 +171,21 @@ class FreezeLine(Section):
     """Number of frozen layers, counted as `freeze.layers`."""
 
 
+class ActivateLine(Section):
+    """Other layers of the model are active."""
+
+    at: ScriptMoment = Field(examples=["{clock: 4}"])
+    """The barrier from which on they are."""
+    do: Literal["activate"] = Field(examples=["activate"])
+    """`activate`: these layers alone compute and are trained from there on, in the order of the model; a minibatch
+    passes the others as if they were not there.
+    """
+    active: Annotated[tuple[_LayerName, ...], Field(max_length=MAX_LISTED), AfterValidator(_some)] = Field(
+        examples=["[0, 'h.*']"]
+    )
+    """The layers: their indices, from 0 on, names, or patterns (`*`, `?`) of names."""
+
+
 class BarrierLine(Section):
     """A barrier, at which nothing else changes than that data are divided again."""
 
@@ -192,6 +207,7 @@ ScriptLine = Annotated[
     | Annotated[DropLine, Tag("<drop>")]
     | Annotated[AddLine, Tag("<add>")]
     | Annotated[FreezeLine, Tag("<freeze>")]
+    | Annotated[ActivateLine, Tag("<activate>")]
     | Annotated[BarrierLine, Tag("<barrier>")],
     Discriminator(
         _verb,
@@ -203,7 +219,7 @@ ScriptLine = Annotated[
 
 
 def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
-    clock, moved, has_waves = 0, set[int](), False
+    clock, moved, once = 0, set[int](), set[str]()
     for number, line in enumerate(script, start=1):
         if isinstance(line.at, MinibatchMoment):
             continue
@@ -212,17 +228,18 @@ def _in_order(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]:
                 f"line {number} is at clock {line.at.clock}, after one at clock {clock}; give the lines in order"
             )
         if line.at.clock > clock:
-            clock, moved, has_waves = line.at.clock, set(), False
+            clock, moved, once = line.at.clock, set(), set()
         if isinstance(line, MoveLine) or (isinstance(line, AddLine) and line.stages and line.devices is None):
             if line.vw in moved:
                 raise ValueError(
                     f"line {number} moves virtual worker {line.vw} a second time at clock {clock}; remove one"
                 )
             moved.add(line.vw)
-        if isinstance(line, WavesLine):
-            if has_waves:
-                raise ValueError(f"line {number} changes the waves a second time at clock {clock}; remove one")
-            has_waves = True
+        if isinstance(line, WavesLine | ActivateLine):
+            what = "waves" if isinstance(line, WavesLine) else "active layers"
+            if what in once:
+                raise ValueError(f"line {number} changes the {what} a second time at clock {clock}; remove one")
+            once.add(what)
     return script
 
 
@@ -273,7 +290,7 @@ def _with_devices_once(script: tuple[ScriptLine, ...]) -> tuple[ScriptLine, ...]
                     "use that"
                 )
             newest = line.vw
-        if not isinstance(line, WavesLine | FreezeLine | BarrierLine):
+        if not isinstance(line, WavesLine | FreezeLine | ActivateLine | BarrierLine):
             named.add(line.vw)
     return script
 
@@ -297,6 +314,18 @@ class ElasticSection(Section):
     """Where a virtual worker leaves or joins by the script, the others take over its minibatches: a wave of all virtual
     workers has as many as before, dealt in proportion to what each has of them.
     """
+
+    active: Annotated[
+        tuple[_LayerName, ...] | None,
+        Field(max_length=MAX_LISTED),
+        AfterValidator(lambda given: given and _some(given)),
+    ] = Field(default=None, examples=["[0, 'h.*']"])
+    """The layers that are active from the start of the job on, as in a line `activate`; all of them, if omitted."""
+
+    @property
+    def activates(self) -> bool:
+        """Whether layers are ever inactive, as far as the job says."""
+        return self.active is not None or any(isinstance(line, ActivateLine) for line in self.script)
 
     @property
     def moves(self) -> tuple[MoveLine, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hetpipe.job.early import EarlyStoppingSection
 from hetpipe.job.elastic import (
+    ActivateLine,
     AddLine,
     BarrierLine,
     DropLine,
@@ -355,7 +356,7 @@ def _script_for_the_stages(workers: WorkersSection, elastic: ElasticSection) -> 
         return
     for number, line in enumerate(elastic.script):
         path = ("elastic", "script", number)
-        if isinstance(line, WavesLine | FreezeLine | BarrierLine):
+        if isinstance(line, WavesLine | FreezeLine | ActivateLine | BarrierLine):
             continue
         known = [len(stages[vw]) if isinstance(stages, tuple) else int(stages) for vw in range(workers.count)]
         known += [len(added.devices or ()) for before, added in elastic.added if before <= number]
@@ -536,6 +537,16 @@ def _moves_between_barriers(
         )
 
 
+def _frozen_or_inactive(freeze: FreezeSection, elastic: ElasticSection) -> Iterator[Problem]:
+    if elastic.activates and (freeze.is_used or elastic.freezes):
+        path = ("freeze",) if freeze.is_used else ("elastic", "script")
+        yield Problem(
+            path,
+            "freezes layers, but `elastic` says which layers are active, and frozen layers and inactive ones are not "
+            "combined; remove one of them",
+        )
+
+
 def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection) -> Iterator[Problem]:
     if freeze.cache != "on":
         return
@@ -595,6 +606,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _members_of_the_script,
     _one_decides_what_freezes,
     _compressible,
+    _frozen_or_inactive,
     _cache_of_constants,
     _memory_between_barriers,
     _moves_between_barriers,

@@ -44,7 +44,7 @@ class HistoryWriter(Protocol):
         """Call `listener` once, when the first event is lost; for histories on a disk."""
         del listener
 
-    def forward(
+    def forward(  # noqa: PLR0913 - one for each field of the line
         self,
         *,
         vw: int,
@@ -55,12 +55,14 @@ class HistoryWriter(Protocol):
         local_through: int,
         version: int = 0,
         frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """A stage begins the forward of minibatch p on w^(`clock`) and own updates through `local_through`.
 
         `clock` is W*(p), `local_through` is v_i(p) of this stage: where the policy predicts, of the weights that it
         predicts from. `version` is that of its virtual worker's plan, by which its layers are those of this stage;
-        `frozen` is F, the number of frozen layers with trainable parameters.
+        `frozen` is F, the number of frozen layers with trainable parameters. `inactive` are the stage's own layers that
+        it leaves out; a line without the field leaves out none.
         """
         self.write(
             "forward",
@@ -72,6 +74,7 @@ class HistoryWriter(Protocol):
             local_through=local_through,
             version=version,
             frozen=frozen,
+            **_inactive(inactive),
         )
 
     def crossed(  # noqa: PLR0913 - one for each field of the line
@@ -109,7 +112,7 @@ class HistoryWriter(Protocol):
             units=list(units),
         )
 
-    def backward(
+    def backward(  # noqa: PLR0913 - one for each field of the line
         self,
         *,
         vw: int,
@@ -120,6 +123,7 @@ class HistoryWriter(Protocol):
         local_through: int,
         version: int = 0,
         frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """A stage begins the backward of minibatch p.
 
@@ -137,23 +141,60 @@ class HistoryWriter(Protocol):
             local_through=local_through,
             version=version,
             frozen=frozen,
+            **_inactive(inactive),
         )
 
-    def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0, frozen: int = 0) -> None:
+    def step(
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        version: int = 0,
+        frozen: int = 0,
+        inactive: Sequence[int] = (),
+    ) -> None:
         """A stage has made an update; p is the last minibatch whose gradient is in it.
 
         Written once per update, whether the stage has parameters or not: after every minibatch, after every group of
         `gradients.accumulate`, or once per wave, and after the last minibatch before a barrier; but not by a stage of
         frozen layers alone.
         """
-        self.write("step", vw=vw, incarnation=incarnation, stage=stage, p=p, version=version, frozen=frozen)
+        self.write(
+            "step",
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            p=p,
+            version=version,
+            frozen=frozen,
+            **_inactive(inactive),
+        )
 
     def skip(
-        self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0, frozen: int = 0
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        scale: int,
+        version: int = 0,
+        frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """A stage has skipped an update, in place of `step`: a gradient of some stage overflowed at this loss scale."""
         self.write(
-            "skip", vw=vw, incarnation=incarnation, stage=stage, p=p, scale=scale, version=version, frozen=frozen
+            "skip",
+            vw=vw,
+            incarnation=incarnation,
+            stage=stage,
+            p=p,
+            scale=scale,
+            version=version,
+            frozen=frozen,
+            **_inactive(inactive),
         )
 
     def wave(  # noqa: PLR0913 - one for each field of the line
@@ -169,6 +210,7 @@ class HistoryWriter(Protocol):
         last_clock: int,
         version: int = 0,
         frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """A stage has computed a wave of the minibatches `first` to `last`, whose W* are these; in a summary only."""
         self.write(
@@ -183,13 +225,23 @@ class HistoryWriter(Protocol):
             last_clock=last_clock,
             version=version,
             frozen=frozen,
+            **_inactive(inactive),
         )
 
     def wave_computed(
-        self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0, frozen: int = 0
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        wave: int,
+        p: int,
+        version: int = 0,
+        frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """A stage has computed a wave, with the last minibatch p. No line, except for `wave` in a summary."""
-        del vw, incarnation, stage, wave, p, version, frozen
+        del vw, incarnation, stage, wave, p, version, frozen, inactive
 
     def memory(self, *, vw: int, incarnation: int, stage: int, p: int, policies: Sequence[str]) -> None:
         """From minibatch p on, the first of a wave, the layers of a stage have these memory policies.
@@ -255,6 +307,13 @@ class HistoryWriter(Protocol):
         """
         self.write("freeze", clock=clock, frozen=frozen, layers=layers)
 
+    def activate(self, *, clock: int, inactive: Sequence[int]) -> None:
+        """From the barrier at `clock` on, these layers of the chain are inactive.
+
+        Written by the clock shard for each segment of a run whose active layers change, or are not all.
+        """
+        self.write("activate", clock=clock, inactive=list(inactive))
+
     def norms(self, *, clock: int, vw: int, layers: Sequence[int], squares: Sequence[float]) -> None:
         """The squared norms of a virtual worker's gradients that have decided F at the barrier at `clock`.
 
@@ -301,7 +360,7 @@ class SummaryHistory(HistoryWriter):
         """Implement `HistoryWriter.write`."""
         self._history.write(event, **fields)
 
-    def forward(
+    def forward(  # noqa: PLR0913 - one for each field of the line
         self,
         *,
         vw: int,
@@ -312,9 +371,10 @@ class SummaryHistory(HistoryWriter):
         local_through: int,
         version: int = 0,
         frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """Record the clock."""
-        del vw, incarnation, stage, local_through, version, frozen
+        del vw, incarnation, stage, local_through, version, frozen, inactive
         self._clocks[p] = clock
 
     def crossed(  # noqa: PLR0913 - one for each field of the line
@@ -333,7 +393,7 @@ class SummaryHistory(HistoryWriter):
     ) -> None:
         """Not in a summary."""
 
-    def backward(
+    def backward(  # noqa: PLR0913 - one for each field of the line
         self,
         *,
         vw: int,
@@ -344,19 +404,48 @@ class SummaryHistory(HistoryWriter):
         local_through: int,
         version: int = 0,
         frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """Included in the line of its wave."""
 
-    def step(self, *, vw: int, incarnation: int, stage: int, p: int, version: int = 0, frozen: int = 0) -> None:
+    def step(
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        version: int = 0,
+        frozen: int = 0,
+        inactive: Sequence[int] = (),
+    ) -> None:
         """Included in the line of its wave."""
 
     def skip(
-        self, *, vw: int, incarnation: int, stage: int, p: int, scale: int, version: int = 0, frozen: int = 0
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        p: int,
+        scale: int,
+        version: int = 0,
+        frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """Included in the line of its wave."""
 
     def wave_computed(
-        self, *, vw: int, incarnation: int, stage: int, wave: int, p: int, version: int = 0, frozen: int = 0
+        self,
+        *,
+        vw: int,
+        incarnation: int,
+        stage: int,
+        wave: int,
+        p: int,
+        version: int = 0,
+        frozen: int = 0,
+        inactive: Sequence[int] = (),
     ) -> None:
         """Implement `HistoryWriter.wave_computed`."""
         own = sorted(each for each in self._clocks if each <= p)
@@ -372,7 +461,13 @@ class SummaryHistory(HistoryWriter):
             last_clock=clocks[-1],
             version=version,
             frozen=frozen,
+            inactive=inactive,
         )
+
+
+def _inactive(layers: Sequence[int]) -> dict[str, Sequence[int]]:
+    """The field of a stage's line about layers that it leaves out; none where all are active."""
+    return {"inactive": list(layers)} if layers else {}
 
 
 def in_detail(history: HistoryWriter, detail: str) -> HistoryWriter:

@@ -526,6 +526,11 @@ def _modules_of_frozen(chain: Sequence[Layer], frozen: int) -> frozenset[int]:
     return frozenset(found)
 
 
+def active_layers(layers: Sequence[Layer], inactive: Container[int]) -> tuple[Layer, ...]:
+    """Those of `layers` that are not among the `inactive` ones of the chain."""
+    return tuple(layer for layer in layers if layer.index not in inactive)
+
+
 def constants_of(layers: Sequence[Layer]) -> dict[str, Tensor]:
     """The parameters of the frozen ones of `layers`, by names in the model."""
     return {name: layer.module.get_parameter(local) for layer in layers for local, name in layer.constant.items()}
@@ -629,11 +634,13 @@ def run_layers(
     plain tensor takes the parameter's place while the module runs.
 
     Args:
-        layers: consecutive layers.
+        layers: consecutive layers, or those of them that are active; none: `values` cross a boundary only.
         weights: name of a parameter in the model → tensor; every trainable parameter of `layers`.
         values: the input of the first layer.
         seed: seeds the generators; called before each layer, in a cut model before each call that draws.
     """
+    if not layers:
+        return at_boundary(values)
     with autocast(layers[0].precision, device_of(values)), weights_in_place(layers, weights):
         if layers[0].cut is not None:
             first, last = layers[0].index, layers[-1].index + 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +27,7 @@ from hetpipe.pipeline.chain import (
     Layer,
     SeedKey,
     Values,
+    active_layers,
     copied_buffers,
     gradient_flags,
     hooked,
@@ -164,7 +165,13 @@ class Emulator:
         self._profiled_seconds: dict[Kind, float] = {}
 
     def cover(
-        self, first_layer: int, last_layer: int, *, frozen: int = 0, policies: Sequence[LayerPolicy] = ()
+        self,
+        first_layer: int,
+        last_layer: int,
+        *,
+        frozen: int = 0,
+        policies: Sequence[LayerPolicy] = (),
+        inactive: Collection[int] = (),
     ) -> None:
         """Emulate the device's time for layers [first_layer, last_layer), where a profile states it.
 
@@ -172,15 +179,18 @@ class Emulator:
             first_layer, last_layer: of the stage.
             frozen: the first layers of the chain, which have no backward.
             policies: memory policy of each layer of the stage; empty: all are kept.
+            inactive: layers of the chain that are not computed.
         """
         if self._emulation is None:
             return
         trained = min(max(first_layer, frozen), last_layer)
         recomputed = [first_layer + index for run in runs_of(policies) for index in range(*run)]
-        again = math.fsum(self._emulation.forward_seconds[layer] for layer in recomputed if layer >= trained)
+        forward, backward = self._emulation.forward_seconds, self._emulation.backward_seconds
+        active = [layer for layer in range(first_layer, last_layer) if layer not in inactive]
+        again = math.fsum(forward[layer] for layer in recomputed if layer >= trained and layer in active)
         self._profiled_seconds = {
-            Kind.FORWARD: self._emulation.forward_of(first_layer, last_layer),
-            Kind.BACKWARD: self._emulation.backward_of(trained, last_layer) + again,
+            Kind.FORWARD: math.fsum(forward[layer] for layer in active),
+            Kind.BACKWARD: math.fsum(backward[layer] for layer in active if layer >= trained) + again,
         }
 
     def seconds_of(self, first_layer: int, last_layer: int, taken: float) -> float:
@@ -233,6 +243,7 @@ class StageCompute:
             memory: runs the layers under their memory policies; None: all are kept.
         """
         self._layers = layers
+        self._inactive: Collection[int] = ()
         self.memory = memory or LayerMemory(layers)
         self._vw = vw
         self._seed = seed
@@ -248,6 +259,11 @@ class StageCompute:
         for layer in layers:
             layer.module.to(device)
         enter_training(self._modes)
+
+    def leave_out(self, inactive: Collection[int]) -> None:
+        """Compute without these layers of the chain from here on; nothing is in flight."""
+        self._inactive = inactive
+        self.memory.leave_out(inactive)
 
     def run_frozen(self, p: Minibatch, values: Values, first: int, last: int) -> Values:
         """Run the frozen layers [first, last) of the stage on what enters the first of them; keeps no state.
@@ -434,7 +450,8 @@ class StageCompute:
         enter_evaluation(self._modes)
         try:
             with copied_buffers(self._layers):
-                return run_layers(self._layers, weights, values, lambda key: self._seed_for_evaluation(number, key))
+                active = active_layers(self._layers, self._inactive)
+                return run_layers(active, weights, values, lambda key: self._seed_for_evaluation(number, key))
         finally:
             enter_training(self._modes)
 

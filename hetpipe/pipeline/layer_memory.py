@@ -10,7 +10,7 @@ found. What the second time writes to buffers is discarded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -67,7 +67,13 @@ class LayerMemory:
         self._changed: tuple[LayerPolicy, ...] | None = None
         #: The last transfer of each minibatch that may still be leaving the device.
         self._leaving: deque[Transfer] = deque()
+        self._inactive: Collection[int] = ()
         self._group(self._planned)
+
+    def leave_out(self, inactive: Collection[int]) -> None:
+        """Run the forwards without these layers of the chain from here on; nothing is in flight."""
+        self._inactive = inactive
+        self._group(self.policies or ["keep"] * len(self._layers))
 
     def begin_wave(self, p: int, wave: int) -> tuple[LayerPolicy, ...] | None:
         """Run the forwards from minibatch `p` on under the policies of this wave; those in flight keep theirs.
@@ -89,7 +95,8 @@ class LayerMemory:
         #: Of the layers, in the forwards from now on; empty if all are kept.
         self.policies = tuple(policies) if set(policies) != {"keep"} else ()
         runs = {index: run for run in runs_of(policies) for index in range(*run)}
-        groups = groupby(range(len(policies)), key=lambda index: (runs.get(index), policies[index] == "swap"))
+        active = [index for index, layer in enumerate(self._layers) if layer.index not in self._inactive]
+        groups = groupby(active, key=lambda index: (runs.get(index), policies[index] == "swap"))
         self._parts = [
             _RecomputedRun(group) if run is not None else _Held(group, swaps=swaps)
             for (run, swaps), group in ((key, [self._layers[index] for index in each]) for key, each in groups)
@@ -111,6 +118,8 @@ class LayerMemory:
         """
         swapped = self._begun(weights, values)
         ties: Mapping[str, Tensor] | None = None
+        if not self._parts:
+            values = run_layers((), weights, values, seed)
         for part in self._parts:
             if part.is_before(first):
                 continue

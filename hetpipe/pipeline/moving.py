@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hetpipe import failpoints
 from hetpipe.decide.elastic.moving import Crossing, crossing
-from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
+from hetpipe.decide.sync.records import BarrierRecord, SegmentMember, SegmentRecord
 from hetpipe.errors import HetpipeError, ScriptFailed, Unavailable
 from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.observe.log import get_logger
@@ -83,16 +83,17 @@ class LayerMover:
         #: What `prepare` has built, with its bounds and the number of frozen layers.
         self._prepared: tuple[tuple[int, ...], int, BuiltStage] | None = None
 
-    def prepare(self, after: Clock, upto: Clock) -> None:
-        """Build the stage by the cut of the script for the barrier at `upto`, while that is not passed yet.
+    def prepare(self, after: Clock, barrier: BarrierRecord) -> None:
+        """Build the stage by the cut that is requested for a barrier, or that the script has, before that is passed.
 
         Nothing is in flight. What has been built is dropped if the segment from there on has another cut.
 
         Args:
             after: the barrier before it.
-            upto: its clock.
+            barrier: the next one.
         """
-        bounds, parts = self._rebuild.cut_at(after, upto), self._parts
+        parts = self._parts
+        bounds = barrier.cut_of(parts.identity.vw) or self._rebuild.cut_at(after, barrier.clock)
         if not bounds or bounds == parts.bounds:
             return
         assert self._rebuild.build is not None, "a stage of a run whose plans change knows how it is built"
@@ -100,7 +101,7 @@ class LayerMover:
             self._prepared = bounds, parts.frozen_layers, self._rebuild.build(bounds, parts.frozen_layers)
 
     def move(self, segment: SegmentRecord, member: SegmentMember) -> None:
-        """Adopt the plan version of `member` and the frozen layers with which `segment` begins.
+        """Adopt the plan version of `member`, and the frozen and the inactive layers with which `segment` begins.
 
         The weights of its start are loaded.
 
@@ -108,15 +109,27 @@ class LayerMover:
             LinkClosed, DeadlineExceeded: the connection to a neighbour that sends layers was lost.
             ScriptFailed: the stage cannot be built as the script demands; without a script whatever prevents it.
         """
-        parts, clock = self._parts, segment.start
+        parts = self._parts
         before, stage = parts.bounds, parts.identity.stage
         prepared, self._prepared = self._prepared, None
         after = member.bounds or before
         own = after[stage : stage + 2]
         is_frozen = own and _concerned(parts.frozen_layers, own) != _concerned(segment.frozen_layers, own)
         parts.frozen, parts.frozen_layers = segment.frozen, segment.frozen_layers
-        if after == before and not is_frozen:
+        if after != before or is_frozen:
+            self._become(segment, member, prepared)
+        elif parts.inactive == frozenset(segment.inactive):
             return
+        parts.leave_out(segment.inactive)
+
+    def _become(
+        self, segment: SegmentRecord, member: SegmentMember, prepared: tuple[tuple[int, ...], int, BuiltStage] | None
+    ) -> None:
+        """Exchange layers with the neighbours, and replace the stage by one with its new layers; see `move`."""
+        parts, clock = self._parts, segment.start
+        before, stage = parts.bounds, parts.identity.stage
+        after = member.bounds or before
+        own = after[stage : stage + 2]
         assert self._rebuild.build is not None, "a stage of a run whose plans change knows how it is built"
         started = parts.clock.monotonic()
         failpoints.reach("repartition.record_read")
@@ -132,7 +145,6 @@ class LayerMover:
                 with parts.guard:
                     built = self._rebuild.build(after, segment.frozen_layers)
             self._adopt(built, states, clock)
-            parts.emulator.cover(*own, frozen=segment.frozen_layers, policies=parts.compute.memory.policies)
         parts.bounds = after
         failpoints.reach("repartition.stage_built")
         _log.info(

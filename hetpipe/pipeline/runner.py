@@ -236,7 +236,7 @@ class StageRunner:
         with self._inbox.condition:
             segment, barrier = self._inbox.log.segment, self._inbox.log.barrier
         if segment is not None and segment.start == start and barrier is not None:  # else it is passed already
-            self._mover.prepare(start, barrier.clock)
+            self._mover.prepare(start, barrier)
 
     def _wait_for_next_barrier(self, start: Clock) -> None:
         """Wait until the end of the segment from `start` is known."""

@@ -417,8 +417,7 @@ class SegmentRun:
         """Let passes take the time of the layers that this version has."""
         parts = stage.parts
         if self._oldest is not self._newest:
-            own = parts.layers[0].index, parts.layers[-1].index + 1
-            parts.emulator.cover(*own, frozen=parts.frozen_layers, policies=parts.compute.memory.policies)
+            parts.cover(parts.compute.memory.policies)
 
     # -- computing ---------------------------------------------------------------------------------------------------
 
@@ -449,6 +448,7 @@ class SegmentRun:
             local_through=version.through + parts.shift,
             version=parts.plan_version,
             frozen=parts.frozen,
+            inactive=parts.left_out,
         )
         self._emulate(stage)
         started = parts.clock.monotonic()
@@ -479,7 +479,7 @@ class SegmentRun:
         policies = parts.compute.memory.begin_wave(own, self._gate.wave_of(p))
         if policies is not None:
             first = parts.layers[0].index
-            parts.emulator.cover(first, first + len(policies), frozen=parts.frozen_layers, policies=policies)
+            parts.cover(policies)
             parts.history.memory(
                 vw=identity.vw, incarnation=identity.incarnation, stage=identity.stage, p=own, policies=policies
             )
@@ -647,6 +647,7 @@ class SegmentRun:
                 local_through=version.through + parts.shift,
                 version=parts.plan_version,
                 frozen=parts.frozen,
+                inactive=parts.left_out,
             )
         received, weight = self._take_gradients(p, flying)
         self._emulate(stage)
@@ -712,6 +713,7 @@ class SegmentRun:
             p=last + parts.shift,
             version=parts.plan_version,
             frozen=parts.frozen,
+            inactive=parts.left_out,
         )
         squares = stage.updates.take_squares(last)
         parts.synchroniser.push_wave(wave, update, self._blocks_of(wave), segment=self._start, squares=squares)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from hetpipe.pipeline.frozen_prefix import FrozenPrefix
 from hetpipe.pipeline.reading import DataReader
 from hetpipe.pipeline.synchroniser import Synchroniser
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.policies import Schedule
 from hetpipe.values.run import StageReport
 from hetpipe.values.sync import DataSpec, SyncSpec
@@ -191,6 +192,8 @@ class StageParts:
     """F: frozen layers with trainable parameters in the current segment (freezing.md)."""
     frozen_layers: int = 0
     """The leading layers of the chain that are frozen."""
+    inactive: frozenset[int] = frozenset()
+    """The layers of the chain that are inactive in the current segment (dynamic-models.md)."""
     predecessor: Callable[[SegmentRecord], VirtualWorkerIndex | None] = lambda _segment: None
     """The virtual worker whose state this one takes over where it joins at a clock; None: it has its own."""
     prefix: FrozenPrefix | None = None
@@ -202,6 +205,28 @@ class StageParts:
     def is_frozen(self) -> bool:
         """Whether all layers of the stage are frozen, so that it has neither backwards nor updates."""
         return self.layers[-1].index < self.frozen_layers
+
+    def cover(self, policies: Sequence[LayerPolicy]) -> None:
+        """Emulate the device's time for the stage's layers under these memory policies."""
+        self.emulator.cover(
+            self.layers[0].index,
+            self.layers[-1].index + 1,
+            frozen=self.frozen_layers,
+            policies=policies,
+            inactive=self.inactive,
+        )
+
+    def leave_out(self, inactive: Iterable[int]) -> None:
+        """Compute and push without these layers of the chain from here on; nothing is in flight."""
+        self.inactive = frozenset(inactive)
+        self.compute.leave_out(self.inactive)
+        self.synchroniser.leave_out(self.inactive)
+        self.cover(self.compute.memory.policies)
+
+    @property
+    def left_out(self) -> tuple[int, ...]:
+        """The inactive ones of its own layers."""
+        return tuple(layer.index for layer in self.layers if layer.index in self.inactive)
 
     @property
     def reader(self) -> DataReader:

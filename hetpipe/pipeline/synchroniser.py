@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -104,6 +104,10 @@ class Synchroniser(Protocol):
 
     def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
         """Push and pull these slices from now on, in buffers of `pool`. Waits for pulls under way."""
+        ...
+
+    def leave_out(self, inactive: Collection[int]) -> None:
+        """Push no slices of these layers from now on; they are pulled as before."""
         ...
 
     def drain(self, *, deadline_seconds: float) -> None:

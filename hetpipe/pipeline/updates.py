@@ -232,6 +232,7 @@ class Updates:
                 scale=1 << waiting.scale_exponent,
                 version=parts.plan_version,
                 frozen=parts.frozen,
+                inactive=parts.left_out,
             )
         self.through = p
         self._made(p)
@@ -261,6 +262,7 @@ class Updates:
                 p=p + parts.shift,
                 version=parts.plan_version,
                 frozen=parts.frozen,
+                inactive=parts.left_out,
             )
         self._tally.computed(Activity.STEP, p, started)
         self.through = p

@@ -39,6 +39,7 @@ from hetpipe.pipeline.layering import layers_of_job, on_output
 from hetpipe.pipeline.seeds import preserved_generators
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.values import wire
+from hetpipe.values.activation import started_with
 from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
 from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import run_folders
@@ -75,6 +76,8 @@ class _Barrier:
     blocks: tuple[Block, ...]
     """The samples of the minibatches from `origin` + 1 on."""
     epoch: int
+    inactive: tuple[int, ...]
+    """Layers that are left out."""
 
     @property
     def text(self) -> str:
@@ -134,6 +137,7 @@ def replay_minibatch(
             device=torch.device("cpu"),
             loss=on_output(layers, load_loss(job, import_path)),
         )
+        compute.leave_out(barrier.inactive)
         block = barrier.blocks[p - barrier.origin - 1]
         batch = read_minibatch(
             dataset, block, seed=job.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p), epoch=barrier.epoch
@@ -211,7 +215,8 @@ def _barrier_of(
         if known is not None:
             origin, planned, epoch = known
             blocks = _committed(where, vw, progress.clock, job.batch_size, len(planned)) or planned
-            found.append(_Barrier(progress, checkpoint, origin, blocks, epoch))
+            inactive = started_with(plan.activations, progress.inactive, progress.clock)
+            found.append(_Barrier(progress, checkpoint, origin, blocks, epoch, inactive))
     for barrier in found:
         if barrier.origin < p <= barrier.origin + len(barrier.blocks):
             return barrier

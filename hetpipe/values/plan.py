@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from hetpipe.values.activation import Activation
 from hetpipe.values.bounds import (
     COUNT,
     MAX_COUNT,
@@ -241,6 +242,8 @@ class Plan:
     """`Freezing.cuts`; empty where layers stay where they are (`freeze.recut`)."""
     freeze_lineups: tuple[FreezeLineup, ...] = ()
     """`Freezing.lineups`; empty where no pipelines are compressed (`freeze.compress`)."""
+    activations: tuple[Activation, ...] = ()
+    """Which layers are inactive from when on, in order of the clocks; empty where all are active all the time."""
 
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""

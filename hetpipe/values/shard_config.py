@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetpipe.values.activation import Activation
 from hetpipe.values.freezing import Freezing
 from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.plan import SlicePlan
@@ -48,6 +49,8 @@ class ShardConfig:
     """URL of the object store for checkpoints; None: they are in the folder of the run."""
     freezing: Freezing | None = None
     """How layers freeze, for the clock shard; None: none do."""
+    activations: tuple[Activation, ...] = ()
+    """Which layers are inactive from when on, in order of their clocks; empty: all are active all the time."""
 
 
 def shard_name(shard: ShardIndex) -> str:

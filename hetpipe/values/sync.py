@@ -265,6 +265,8 @@ class Progress:
     lineup: int = 0
     """F of those who train from this barrier on, which is below `frozen` where they are about to change
     (freezing.md §4)."""
+    inactive: tuple[int, ...] = ()
+    """The layers that are inactive from this barrier on (dynamic-models.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +63,8 @@ class Scenario:
     """(completed epochs, layers that are frozen from there on, each with its parameters)."""
     alpha: str | None = None
     """Where norms have decided that: α; the least ones are those of the last layer."""
+    inactive: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(clock, layers that are inactive from there on), in order of time; clock 0 is the start."""
     policies: tuple[tuple[str, int, int, tuple[int | str, ...], str], ...] = ()
     """(`clock` or `p`, its number, worker, layers, their memory policy from there on), in order of time."""
     stop_at: int | None = None
@@ -88,10 +91,10 @@ class Scenario:
         """Frozen layers in a pass over the data, counted from 0."""
         return max((frozen for at, frozen in self.frozen if at <= epoch), default=0)
 
-    def slices_on(self, bounds: tuple[int, ...], stage: int, shard: int, frozen: int = 0) -> list[int]:
-        """The slices of a stage on a shard behind the frozen layers, as indices among the shard's."""
+    def slices_on(self, bounds: tuple[int, ...], stage: int, shard: int, idle: Collection[int] = ()) -> list[int]:
+        """The slices of a stage on a shard but those of `idle` layers, as indices among the shard's."""
         layers = range(*bounds[stage : stage + 2]) if self.has_shards else ()
-        return [layer // self.num_shards for layer in layers if layer % self.num_shards == shard and layer >= frozen]
+        return [layer // self.num_shards for layer in layers if layer % self.num_shards == shard and layer not in idle]
 
     def files(self) -> dict[str, Record]:
         """job.json, plan.json and facts.json; keys that no checker needs are left out."""
@@ -136,8 +139,23 @@ class Scenario:
                     for key, number, vw, layers, policy in self.policies
                 ]
             }
+        if self.inactive:
+            at_start, *later = self.inactive
+            job["elastic"] = {
+                "active": self._active(at_start[1]),
+                "script": [
+                    {"at": {"clock": clock}, "do": "activate", "active": self._active(layers)}
+                    for clock, layers in later
+                ],
+            }
+        if self.policies or self.inactive:
             facts["layers"] = [f"layer{index}" for index in range(NUM_LAYERS)]
         return {"job.json": job, "plan.json": self._plan(), "facts.json": facts}
+
+    def _active(self, inactive: tuple[int, ...]) -> list[int | str]:
+        """All other layers, the first by its name."""
+        first, *others = (layer for layer in range(NUM_LAYERS) if layer not in inactive)
+        return [f"layer{first}", *others]
 
     def _plan(self) -> Record:
         workers = [

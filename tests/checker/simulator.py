@@ -102,6 +102,7 @@ class _Machine:
         self.ended = False
         self.evicted = self.stopped = self.drained = False
         self.frozen = 0
+        self.inactive: tuple[int, ...] = ()
         #: Who is to leave at the next barrier.
         self.leaving: list[_Worker] = []
 
@@ -270,7 +271,7 @@ class _Machine:
             through = stage.updates[-1] if predicts else item.through[index]
         version = {"version": self.plan_in(worker, (item.p - 1) // self.num_of(worker))[0]} if self.has_plans else {}
         if event == "forward" or not self.is_frozen(worker, index):
-            own = {**version, **self.own_frozen}
+            own = {**version, **self.own_frozen, **self.own_inactive(worker, index)}
             self.write_of(worker, index, event, p=item.p, clock=item.clock, local_through=through, **own)
         if event == "backward" and self.updates_after(worker, item.p):
             if self.scenario.sync == "allreduce":
@@ -290,12 +291,17 @@ class _Machine:
         worker.stages[index].owes = None
         worker.stages[index].updates.append(p)
         if not self.is_frozen(worker, index):
-            self.write_of(worker, index, "step", p=p, **self.own_frozen)
+            self.write_of(worker, index, "step", p=p, **self.own_frozen, **self.own_inactive(worker, index))
 
     @property
     def own_frozen(self) -> Record:
         """What every line of a stage has."""
         return {"frozen": self.frozen} if self.scenario.frozen else {}
+
+    def own_inactive(self, worker: _Worker, index: int) -> Record:
+        """The layers that a stage leaves out."""
+        own = [layer for layer in self.inactive if worker.bounds[index] <= layer < worker.bounds[index + 1]]
+        return {"inactive": own} if own else {}
 
     def is_frozen(self, worker: _Worker, index: int) -> bool:
         """Whether a stage has frozen layers alone."""
@@ -322,7 +328,8 @@ class _Machine:
             return
         for stage in range(worker.num_stages):
             for shard in range(self.scenario.num_shards):
-                slices = self.scenario.slices_on(self.plan_in(worker, wave)[1], stage, shard, self.frozen)
+                idle = (*range(self.frozen), *self.inactive)
+                slices = self.scenario.slices_on(self.plan_in(worker, wave)[1], stage, shard, idle)
                 if slices:
                     who: Record = {"vw": worker.vw, "incarnation": worker.incarnation, "stage": stage}
                     file = f"parameter_server-{shard}.jsonl"
@@ -333,7 +340,7 @@ class _Machine:
                         **who,
                         wave=wave,
                         shard=shard,
-                        slices=slices if self.has_plans or self.scenario.frozen else len(slices),
+                        slices=slices if self.names_slices else len(slices),
                     )
 
     # -- shards --
@@ -450,6 +457,11 @@ class _Machine:
         for worker in self.workers.values():
             worker.staged = min(worker.staged, clock)
 
+    @property
+    def names_slices(self) -> bool:
+        """Whether lines list slices, instead of counting them."""
+        return bool(self.has_plans or self.scenario.frozen or self.scenario.inactive)
+
     # -- barriers --
 
     def freeze(self, *, is_over: bool) -> None:
@@ -463,6 +475,12 @@ class _Machine:
         if self.frozen:
             self.decide("freeze", clock=self.published, frozen=self.frozen, layers=self.frozen)
 
+    def activate(self, clock: int) -> None:
+        """Change the active layers as is due at the barrier at `clock`."""
+        self.inactive = dict(self.scenario.inactive).get(clock, self.inactive)
+        if self.scenario.inactive:
+            self.decide("activate", clock=clock, inactive=list(self.inactive))
+
     def enter_interval(self) -> None:
         """All start from w^(c): close the epoch where it ended, deal what is left of the data, set the next barrier."""
         if "epoch" in self.words:
@@ -475,6 +493,7 @@ class _Machine:
             return
         before, clock = self.floor, self.published
         self.floor = clock
+        self.activate(clock)
         for at, vw, bounds in self.scenario.live:
             if before < at < clock:
                 self.workers[vw].bounds, self.workers[vw].version = bounds, self.workers[vw].version + 1
@@ -491,7 +510,8 @@ class _Machine:
         barrier = clock + waves
         every = self.scenario.checkpoint_every
         checkpoint = barrier if every is None else (clock // every + 1) * every
-        moves = min((at for at, _, _ in self.scenario.moves if clock < at < min(barrier, checkpoint)), default=None)
+        changes = [*(at for at, _, _ in self.scenario.moves), *(at for at, _ in self.scenario.inactive)]
+        moves = min((at for at in changes if clock < at < min(barrier, checkpoint)), default=None)
         if moves is not None:
             self.set_barrier(moves, "plan")
         elif checkpoint < barrier:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetpipe.checker import Kind, check_run
+from tests.checker.activate_corruptions import ACTIVATE_CORRUPTIONS
 from tests.checker.cache_corruptions import CACHE_CORRUPTIONS
 from tests.checker.corruptions import CORRUPTIONS, corrupted_lines
 from tests.checker.freeze_corruptions import FREEZE_CORRUPTIONS
@@ -61,6 +62,7 @@ def test_the_design_s_breaches_are_shipped_and_every_kind_has_a_corruption() -> 
         *WAVE_CORRUPTIONS.values(),
         *PLAN_CORRUPTIONS.values(),
         *FREEZE_CORRUPTIONS.values(),
+        *ACTIVATE_CORRUPTIONS.values(),
     ]
     caught = {kind for corruption in corruptions for kind in corruption.kinds}
     caught |= {kind for _, kind in CACHE_CORRUPTIONS}

@@ -14,6 +14,7 @@ from hetpipe.checker.events import Pull
 from hetpipe.checker.facts import read_facts
 from hetpipe.checker.reading import read_history
 from hetpipe.errors import UserError
+from tests.checker.activate_corruptions import ACTIVATE_CORRUPTIONS
 from tests.checker.corruption import Corruption
 from tests.checker.freeze_corruptions import FREEZE_CORRUPTIONS
 from tests.checker.plan_corruptions import PLAN_CORRUPTIONS
@@ -59,7 +60,7 @@ def test_as_many_numbers_of_minibatches_as_virtual_workers(tmp_path: Path) -> No
         check_run(tmp_path)
 
 
-_ALL = POLICY_CORRUPTIONS | WAVE_CORRUPTIONS | PLAN_CORRUPTIONS | FREEZE_CORRUPTIONS
+_ALL = POLICY_CORRUPTIONS | WAVE_CORRUPTIONS | PLAN_CORRUPTIONS | FREEZE_CORRUPTIONS | ACTIVATE_CORRUPTIONS
 
 
 @pytest.mark.parametrize("corruption", _ALL.values(), ids=list(_ALL))

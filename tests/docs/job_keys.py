@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from hetpipe.job.early import EarlyStoppingSection
 from hetpipe.job.elastic import (
+    ActivateLine,
     AddLine,
     BarrierLine,
     DropLine,
@@ -94,6 +95,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "elastic.script.drop": DropLine,
     "elastic.script.add": AddLine,
     "elastic.script.freeze": FreezeLine,
+    "elastic.script.activate": ActivateLine,
     "elastic.script.barrier": BarrierLine,
     "freeze": FreezeSection,
     "freeze.schedule": FreezePoint,
@@ -121,6 +123,7 @@ _LEFT_OUT = (
     "elastic.script.drop",
     "elastic.script.add",
     "elastic.script.freeze",
+    "elastic.script.activate",
     "elastic.script.barrier",
     "log.wandb",
     "log.mlflow",

@@ -23,6 +23,10 @@ def waves(given: Any = 4, clock: int = 4) -> dict[str, Any]:
     return {"at": {"clock": clock}, "do": "waves", "minibatches_per_wave": given}
 
 
+def activate(clock: int = 4, active: tuple[int | str, ...] = (0, "h.*")) -> dict[str, Any]:
+    return {"at": {"clock": clock}, "do": "activate", "active": active}
+
+
 def script(*lines: dict[str, Any]) -> dict[str, Any]:
     return {"script": lines}
 
@@ -40,12 +44,17 @@ def test_a_script_survives_the_job_file() -> None:
         ((line(0),), "elastic.script[0].at.clock: "),
         (
             (line(4, do="shrink"),),
-            "elastic.script[0]: needs a key `do` with one of the words move, memory, waves, drop, add, freeze and bar",
+            "elastic.script[0]: needs a key `do` with one of the words move, memory, waves, drop, add, freeze, act",
         ),
         ((line(4, stages=()),), "elastic.script[0].stages: "),
         ((line(4, stages=(0, 2)),), "elastic.script[0].stages[0]: "),
         ((line(4, vw=-1),), "elastic.script[0].vw: "),
         ((line(4, layers=3),), "elastic.script[0].layers: "),
+        ((activate(4, ()),), "elastic.script[0].active: is empty; give the layers, for example"),
+        (
+            (activate(4), activate(4, (1,))),
+            "elastic.script: line 2 changes the active layers a second time at clock 4; remove one",
+        ),
         (
             (line(4), line(2)),
             "elastic.script: line 2 is at clock 2, after one at clock 4; give the lines in order",
@@ -276,3 +285,22 @@ def test_where_layers_move_at_barriers_only(changes: dict[str, Any], why: str) -
     assert problem.startswith("elastic.script[0].at: is a minibatch of virtual worker 0, but ")
     assert why in problem
     assert "give a `clock`" in problem
+
+
+@pytest.mark.parametrize(
+    ("freeze", "elastic", "wrong"),
+    [
+        ({"layers": 1}, {"active": (0,)}, "freeze: freezes layers, but `elastic` says which layers are active"),
+        ({"layers": 1}, script(activate()), "freeze: freezes layers, but `elastic` says which layers are active"),
+        (
+            {},
+            script(activate(2), {"at": {"clock": 4}, "do": "freeze", "layers": 1}),
+            "elastic.script: freezes layers, but `elastic` says which layers are active",
+        ),
+    ],
+)
+def test_frozen_and_inactive_layers_are_not_combined(
+    freeze: dict[str, Any], elastic: dict[str, Any], wrong: str
+) -> None:
+    assert any(problem.startswith(wrong) for problem in problems(freeze=freeze, elastic=elastic))
+    assert job(elastic=elastic if not elastic.get("script") else script(activate())).elastic.activates

@@ -89,6 +89,10 @@ class Case:
     freeze: dict[str, Any] = field(default_factory=dict)
     freezes: tuple[tuple[int, int], ...] = ()
     """(clock, frozen layers with parameters from there on), by the script."""
+    active: tuple[int | str, ...] | None = None
+    """The layers that are active from the start."""
+    activates: tuple[tuple[int, tuple[int | str, ...]], ...] = ()
+    """(clock, layers that are active from there on), by the script."""
     extra_barriers: tuple[int, ...] = ()
     """Clocks at which nothing changes, by the script."""
     elastic: dict[str, Any] = field(default_factory=dict)
@@ -148,7 +152,7 @@ class Case:
             patience={"last_checkpoint": "1s"},
             schedule=self.schedule,
             parameter_servers=servers,
-            elastic={"script": self._script, **self.elastic},
+            elastic={"script": self._script, "active": self.active, **self.elastic},
             checkpoint={"every_waves": self.every_waves, "keep": 3},
         )
 
@@ -169,6 +173,7 @@ class Case:
             ),
             *({"at": {"clock": at}, "do": "waves", "minibatches_per_wave": n} for at, n in self.resized),
             *({"at": {"clock": at}, "do": "freeze", "layers": layers} for at, layers in self.freezes),
+            *({"at": {"clock": at}, "do": "activate", "active": layers} for at, layers in self.activates),
             *({"at": {"clock": at}, "do": "barrier"} for at in self.extra_barriers),
         ]
         return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))

@@ -52,6 +52,16 @@ def test_what_is_recomputed_takes_another_forward_where_it_is_trained() -> None:
     assert clock.monotonic() == 2.0 + 9.0 + 7.0
 
 
+def test_inactive_layers_take_no_time() -> None:
+    clock = FakeClock(auto_advance=True)
+    emulator = profiled(clock)
+    emulator.cover(0, 3, policies=("recompute", "keep", "recompute-new-run"), inactive=(2, 5))
+    emulator.stretch(Kind.FORWARD, 0.0)
+    assert clock.monotonic() == 2.0
+    emulator.stretch(Kind.BACKWARD, 2.0)
+    assert clock.monotonic() == 2.0 + 3.0 + 1.5
+
+
 def test_a_computation_that_was_too_slow_is_not_shortened() -> None:
     clock = FakeClock(auto_advance=True)
     clock.advance(9.0)

@@ -6,7 +6,7 @@ it, its tensors are the link's, in host memory, so they are made `unseen` by who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -169,6 +169,9 @@ class Shards:
     def change_layers(self, slices: Sequence[SlicePlan], pool: BufferPool, *, deadline_seconds: float) -> None:
         """See `Synchroniser.change_layers`; nothing moves."""
         raise AssertionError((slices, pool, deadline_seconds))
+
+    def leave_out(self, inactive: Collection[int]) -> None:
+        raise NotImplementedError
 
     def drain(self, *, deadline_seconds: float) -> None:
         """Everything is applied at once."""

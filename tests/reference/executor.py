@@ -183,7 +183,7 @@ def _dealt(
 
 def _next_barrier(run: ReferenceRun, start: Clock, waves: int) -> Clock:
     """The first barrier above `start`, where `waves` are the most that one virtual worker was dealt."""
-    clocks = [start + waves, *run.extra_barriers, *run.membership, *run.plans, *run.waves, *run.frozen]
+    clocks = [start + waves, *run.extra_barriers, *run.membership, *run.plans, *run.waves, *run.frozen, *run.inactive]
     if run.checkpoint_every_waves is not None:
         clocks.append((start // run.checkpoint_every_waves + 1) * run.checkpoint_every_waves)
     if run.stop_at_clock is not None:

@@ -86,6 +86,8 @@ class ReferenceRun:
     frozen_modules: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Number of frozen layers → the modules with the flags of frozen layers, by their paths; only of a model that does
     not state its layers."""
+    inactive: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Clock → layers of the chain that are left out from the barrier there on; there is a barrier."""
     sync: Literal["wsp", "none", "allreduce"] = "wsp"
     """`wsp`: shards hold the weights. `none`: one virtual worker holds them, and D and `combine` mean nothing.
     `allreduce`: equal virtual workers hold them and average the gradients of each wave."""
@@ -145,6 +147,11 @@ class ReferenceRun:
     def frozen_at(self, clock: int) -> int:
         """Frozen layers in the segment that begins at `clock`."""
         return max((layers for at, layers in self.frozen.items() if at <= clock), default=0)
+
+    def inactive_at(self, clock: int) -> tuple[int, ...]:
+        """Layers that are left out in the segment that begins at `clock`."""
+        newest = max((at for at in self.inactive if at <= clock), default=None)
+        return () if newest is None else self.inactive[newest]
 
     def members(self, clock: int) -> tuple[VirtualWorkerIndex, ...]:
         """Who shares what comes after the barrier at `clock`."""

@@ -156,6 +156,8 @@ class ReferenceWorker:
     _optimizer: ReferenceOptimizer
     #: Parameters of frozen layers.
     _frozen: frozenset[str]
+    #: The layers of the segment, in order.
+    _active: tuple[Layer, ...]
     #: Minibatches of the update under way.
     _group: list[MinibatchGradients]
     #: e of the scales 2^e of the group's losses.
@@ -188,6 +190,8 @@ class ReferenceWorker:
         #: The equations number minibatches as if N had always been what it is in this segment.
         self._renumbered = state.clock * n - run.numbered_before(self.index, state.clock)
         self._freeze(run.frozen_at(state.clock))
+        left_out = run.inactive_at(state.clock)
+        self._active = tuple(layer for layer in self._layers if layer.index not in left_out)
         self._equations = SegmentEquations(
             weights=run.weights,
             num_stages=len(self._stages),
@@ -367,9 +371,9 @@ class ReferenceWorker:
         gradients: dict[str, Tensor | None]
         begun = [clock for clock in run.recompute_from if run.numbered_before(self.index, clock) < p]
         runs = run.recompute_from[max(begun)] if begun else run.recompute
-        whole = RecomputedPass(self._layers, runs, seed) if runs else None
+        whole = RecomputedPass(self._active, runs, seed) if runs else None
         outputs = (
-            run_layers(self._layers, leaves, inputs, seed=seed) if whole is None else whole.forward(leaves, inputs)
+            run_layers(self._active, leaves, inputs, seed=seed) if whole is None else whole.forward(leaves, inputs)
         )
         if run.weigh is not None and not run.weigh(target):
             return math.nan, dict.fromkeys(leaves)  # nothing counts: no loss, no gradient, no step, no decay

@@ -20,6 +20,7 @@ import torch
 
 from hetpipe.checkpoint.manifest import newest_listed, read_manifest
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.elastic.activation import with_activations
 from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
 from hetpipe.decide.elastic.compressing import with_freeze_plans
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
@@ -234,6 +235,7 @@ class _Cluster:
         check_script(run.job, self.plan, data, self._progress, names)
         check_patterns(run.job.memory, names)
         self.plan = with_freeze_levels(self.plan, run.job, report.layers, self._progress)
+        self.plan = with_activations(self.plan, run.job, report.layers, self._progress)
         self.plan = with_freeze_plans(PlannedRun(run.job, self.plan, model=report), agents).plan
         self._homes = homes_of(run.job, self.plan)
         data = run.job.data_spec(report.train_samples, self._homes)
@@ -389,6 +391,7 @@ class _Cluster:
             "waves": {vw: [one.minibatches_per_wave, one.origin] for vw, one in progress.waves.items()},
             "frozen": progress.frozen,
             "lineup": progress.lineup,
+            "inactive": list(progress.inactive),
         }
         facts = {
             "num_samples": report.train_samples,
@@ -442,6 +445,7 @@ class _Cluster:
             wave_changes=wave_changes(job),
             member_changes=member_changes(job),
             freezing=freezing_of(job, self.plan),
+            activations=self.plan.activations,
         )
         return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
 

@@ -34,13 +34,14 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     decisions = decisions_of_run(folder.path)
     lines = (*job.elastic.script, *script_of(decisions))
     script = [line.model_dump(mode="json", exclude_none=True) for line in lines]
-    output.answer({"script": script}, *_text(job, script, decisions))
+    at_start = {} if job.elastic.active is None else {"active": list(job.elastic.active)}
+    output.answer({**at_start, "script": script}, *_text(job, script, decisions))
     return ExitStatus.OK
 
 
 def _text(job: Job, script: Sequence[dict[str, Any]], decisions: Sequence[DecisionLine]) -> Iterator[str]:
     """The section of the job file, and what else the job needs."""
-    if not script:
+    if not script and job.elastic.active is None:
         yield "# the run has decided nothing so far, and its job has no script"
         return
     if job.has_shards and not job.sync.deterministic:
@@ -53,6 +54,14 @@ def _text(job: Job, script: Sequence[dict[str, Any]], decisions: Sequence[Decisi
     if per_wave := [number for number in own if number is not None]:
         yield f"# with {', '.join(map(str, per_wave))} as further numbers of sync.minibatches_per_wave of the job"
     yield "elastic:"
-    yield "  script:"
+    if job.elastic.active is not None:
+        yield f"  active: {_flow(list(job.elastic.active))}"
+    if script:
+        yield "  script:"
     for line in script:
-        yield "    - " + yaml.safe_dump(line, default_flow_style=True, sort_keys=False, width=1 << 20).rstrip()
+        yield f"    - {_flow(line)}"
+
+
+def _flow(value: object) -> str:
+    """YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1 << 20).rstrip()

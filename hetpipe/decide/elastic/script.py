@@ -15,6 +15,7 @@ from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.decide.sync.segment import ScriptedChanges, planned_lengths, wave_change_at
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import (
+    ActivateLine,
     AddLine,
     BarrierLine,
     DropLine,
@@ -64,7 +65,7 @@ def plan_changes(job: Job) -> tuple[PlanChange, ...]:
         if isinstance(line, MoveLine) and isinstance(line.at, MinibatchMoment):
             vw = VirtualWorkerIndex(line.vw)
             found.append(PlanChange(_clock_before(job, vw, line.at.p), vw, (0, *accumulate(line.stages)), live=True))
-        if isinstance(line.at, MinibatchMoment) or isinstance(line, WavesLine | DropLine | FreezeLine):
+        if isinstance(line.at, MinibatchMoment) or isinstance(line, WavesLine | DropLine | FreezeLine | ActivateLine):
             continue
         cut = _new_cut(line)
         if cut or not isinstance(line, AddLine):
@@ -414,7 +415,7 @@ class _ScriptedRun:
         workers = self.plan.virtual_workers
         if isinstance(line, WavesLine):
             yield from self._mistakes_of_waves(line)
-        elif isinstance(line, FreezeLine | BarrierLine):
+        elif isinstance(line, FreezeLine | ActivateLine | BarrierLine):
             pass  # `decide.elastic.freezing` checks how many layers it names
         elif line.vw >= len(workers):
             yield f"names virtual worker {line.vw}, but the run has {len(workers)}; use 0 to {len(workers) - 1}"
@@ -460,7 +461,7 @@ class _ScriptedRun:
 
     def disorder(self, line: ScriptLine, reached: dict[int, int]) -> Iterator[str]:
         """Whether it takes effect before an earlier line about the same virtual worker; `reached` has their waves."""
-        if isinstance(line, WavesLine | FreezeLine | BarrierLine):
+        if isinstance(line, WavesLine | FreezeLine | ActivateLine | BarrierLine):
             return
         wave = self._wave(line)
         if wave < reached[line.vw]:

@@ -267,6 +267,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             wave_changes=wave_changes(job),
             member_changes=member_changes(job),
             freezing=freezing_of(job, plan),
+            activations=plan.activations,
             storage=job.storage,
         )
         for index in range(plan.num_shards)

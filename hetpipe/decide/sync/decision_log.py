@@ -23,6 +23,7 @@ from hetpipe.decide.sync.records import (
     CommitRecord,
     EvictRecord,
     InitializeRecord,
+    NewCut,
     PlanRecord,
     PublishRecord,
     Record,
@@ -45,6 +46,7 @@ from hetpipe.decide.sync.segment import (
     plan_segment,
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
+from hetpipe.values.activation import Activation, inactive_at, started_with
 from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.freezing import FreezeLineup, Freezing, FrozenSince, joining
 from hetpipe.values.ids import (
@@ -98,6 +100,8 @@ class LogConfig:
     """Virtual workers that leave and come back, decided beforehand, likewise."""
     freezing: Freezing | None = None
     """How layers freeze; None: none do."""
+    activations: tuple[Activation, ...] = ()
+    """Which layers are inactive from when on; empty: all are active all the time."""
 
     @property
     def plan_clocks(self) -> list[Clock]:
@@ -105,6 +109,7 @@ class LogConfig:
         clocks = [change.clock for change in self.plan_changes if not change.live]
         clocks += [change.clock for change in self.wave_changes]
         clocks += [change.clock for change in self.member_changes]
+        clocks += [change.clock for change in self.activations if change.clock]
         return [*clocks, *(() if self.freezing is None else self.freezing.clocks)]
 
     @property
@@ -703,8 +708,12 @@ class DecisionLog:
                 "keeps their number and all layers"
             )
         if not self.finished and known.bounds != move.bounds:
+            is_announced = self.moves.get(vw) == move or not self._has_started
             self.moves[vw] = move
-            self._request_barrier(PLAN)
+            if PLAN not in self.segment.reasons:
+                self._request_barrier(PLAN)
+            elif not is_announced:
+                self._announce_barrier()
             self._settle()
         return self._since(before)
 
@@ -762,7 +771,13 @@ class DecisionLog:
         if not self.members:
             # No member will commit anything before it: shards complete its clock as soon as they read this.
             self.complete_at = {Clock(c): self.num_records for c in range(self.published + 1, clock + 1)}
-        self._append(BarrierRecord(self.num_records, clock, self.segment.reason, self.segment.epoch))
+        self._announce_barrier()
+
+    def _announce_barrier(self) -> None:
+        """Append the barrier of the segment, with the cuts that are requested for it."""
+        cuts = tuple(NewCut(vw, move.bounds) for vw, move in sorted(self.moves.items()))
+        segment = self.segment
+        self._append(BarrierRecord(self.num_records, segment.end, segment.reason, segment.epoch, cuts))
 
     def _unplanned_clock(self) -> Clock:
         if not self.members:
@@ -927,6 +942,7 @@ class DecisionLog:
         if not ends:
             self._change_waves(passed.start, start)
             self._freeze(passed, start, squares)
+            self._activate(passed, start)
         frozen = self.progress.frozen
         layers = 0 if self.config.freezing is None else self.config.freezing.levels[frozen]
         if layers > (self.frozen[-1].layers if self.frozen else 0):
@@ -942,6 +958,7 @@ class DecisionLog:
                 self._segment_members(left),
                 frozen=frozen,
                 frozen_layers=layers,
+                inactive=self.progress.inactive,
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)
@@ -1041,6 +1058,17 @@ class DecisionLog:
         if frozen > self.progress.frozen and clock > self.config.progress.clock:
             self._recut(freezing, frozen, clock)
         self.progress = replace(self.progress, frozen=frozen)
+
+    def _activate(self, passed: Segment, clock: Clock) -> None:
+        """Change the active layers where that is due at the barrier at `clock`, or where the run begins."""
+        changes, before = self.config.activations, self.progress.inactive
+        begins = not passed.reasons and clock == self.config.progress.clock
+        found = (
+            started_with(changes, before, clock)
+            if begins
+            else inactive_at(changes, before, after=passed.start, upto=clock)
+        )
+        self.progress = replace(self.progress, inactive=found)
 
     def _recut(self, freezing: Freezing, frozen: int, clock: Clock) -> None:
         """Change the plans at the barrier at `clock` to the cuts for F, instead of any others decided for it."""

@@ -55,6 +55,15 @@ class EvictRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class NewCut:
+    """A cut that was requested for a barrier; it is in force there only if the segment record has it."""
+
+    vw: VirtualWorkerIndex
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
+
+
+@dataclass(frozen=True, slots=True)
 class BarrierRecord:
     """The next barrier is at `clock`; replaces an earlier record whose barrier is not reached yet."""
 
@@ -63,7 +72,13 @@ class BarrierRecord:
     reason: str
     epoch: int
     """The epoch of the segment that the barrier ends."""
+    cuts: tuple[NewCut, ...] = ()
+    """Requested for it, so that stages are built while they wait for it."""
     kind: Literal["barrier"] = "barrier"
+
+    def cut_of(self, vw: VirtualWorkerIndex) -> tuple[int, ...]:
+        """The bounds that were requested for a virtual worker; empty: none."""
+        return next((cut.bounds for cut in self.cuts if cut.vw == vw), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,10 @@ class SegmentRecord:
     frozen: int = 0
     """F: the frozen layers with trainable parameters in this segment (freezing.md)."""
     frozen_layers: int = 0
-    """The leading layers of the chain that are frozen with F: the slices of all others make a wave whole."""
+    """The leading layers of the chain that are frozen with F: the slices of all others, as far as these are active,
+    make a wave whole."""
+    inactive: tuple[int, ...] = ()
+    """The layers that are inactive in this segment (dynamic-models.md)."""
     kind: Literal["segment"] = "segment"
 
     @property

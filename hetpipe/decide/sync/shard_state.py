@@ -87,6 +87,8 @@ class ClosedState:
     """N_v of the members at the last barrier; empty: the same for all."""
     frozen_layers: int = 0
     """The leading layers of the chain that are frozen since the last barrier."""
+    inactive: tuple[int, ...] = ()
+    """The layers that are inactive since the last barrier."""
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,11 @@ class ShardState:
         self._num_members = 0
         #: N_v of the members at the last barrier; empty: the same for all.
         self._per_wave: dict[VirtualWorkerIndex, int] = {}
-        #: The slices of frozen layers, which carry over from clock to clock; none before the first segment.
-        self.frozen: frozenset[int] = frozenset()
+        #: The slices of frozen and of inactive layers, which carry over from clock to clock; none before the first
+        #: segment.
+        self.idle: frozenset[int] = frozenset()
         self._frozen_layers = 0
+        self._inactive: tuple[int, ...] = ()
         self._barrier = start
         #: Newest clock whose weights are complete here.
         self.built = Clock(start - 1)
@@ -307,7 +311,7 @@ class ShardState:
         clock = worker.committed
         while (staged := self.staged.get((vw, worker.incarnation, Wave(clock)))) is not None and len(
             set().union(*staged.by_stage.values())
-        ) == len(self.slices) - len(self.frozen):
+        ) == len(self.slices) - len(self.idle):
             clock = Clock(clock + 1)
         return clock
 
@@ -324,7 +328,7 @@ class ShardState:
         self._order = list(closed.order)
         self._num_members = closed.num_members
         self._per_wave = dict(closed.per_wave)
-        self._freeze(closed.frozen_layers)
+        self._idle(closed.frozen_layers, closed.inactive)
         self._barrier = closed.barrier
         self.built = closed.built
         self.published = closed.published
@@ -376,13 +380,12 @@ class ShardState:
             )
 
     def _check_trained(self, indices: tuple[int, ...], wave: Wave) -> None:
-        frozen = sorted(self.frozen.intersection(indices))
-        if frozen:
-            piece = self.slices[frozen[0]]
-            raise SliceMismatch(
-                f"slice {piece.parameter.name} of wave {wave} is of layer {piece.layer}, but the first "
-                f"{self._frozen_layers} layers are frozen there"
-            )
+        idle = sorted(self.idle.intersection(indices))
+        if idle:
+            piece = self.slices[idle[0]]
+            frozen = f"but the first {self._frozen_layers} layers are frozen"
+            why = "which is inactive" if piece.layer in self._inactive else frozen
+            raise SliceMismatch(f"slice {piece.parameter.name} of wave {wave} is of layer {piece.layer}, {why} there")
 
     def _publish(self, record: PublishRecord) -> list[Instruction]:
         self.published = record.clock
@@ -414,11 +417,13 @@ class ShardState:
         given = ((member.vw, member.minibatches_per_wave) for member in record.members)
         self._per_wave = {vw: count for vw, count in given if count is not None}
         self._order = sorted(self._workers)
-        self._freeze(record.frozen_layers)
+        self._idle(record.frozen_layers, record.inactive)
 
-    def _freeze(self, layers: int) -> None:
-        self._frozen_layers = layers
-        self.frozen = frozenset(index for index, piece in enumerate(self.slices) if piece.layer < layers)
+    def _idle(self, frozen: int, inactive: tuple[int, ...]) -> None:
+        """Train neither the first `frozen` layers nor the inactive ones from here on."""
+        self._frozen_layers, self._inactive = frozen, inactive
+        idle = {*range(frozen), *inactive}
+        self.idle = frozenset(index for index, piece in enumerate(self.slices) if piece.layer in idle)
 
     def _initialize(self, clock: Clock, key: StageKey) -> list[Instruction]:
         staged = self.staged.pop(key, _Staged())
@@ -445,6 +450,7 @@ class ShardState:
             ),
             per_wave=dict(self._per_wave),
             frozen_layers=self._frozen_layers,
+            inactive=self._inactive,
         )
 
     def _commit(self, record: CommitRecord) -> list[Instruction]:
@@ -458,7 +464,7 @@ class ShardState:
 
     def _check_complete(self, staged: _Staged, what: str) -> None:
         """Check that all slices are staged: only acknowledged pushes are committed, so missing ones have been lost."""
-        missing = sorted(set(range(len(self.slices))).difference(self.frozen, *staged.by_stage.values()))
+        missing = sorted(set(range(len(self.slices))).difference(self.idle, *staged.by_stage.values()))
         if missing:
             names = ", ".join(self.slices[index].parameter.name for index in missing[:3])
             raise StateLost(

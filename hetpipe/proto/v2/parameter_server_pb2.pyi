@@ -36,7 +36,7 @@ class RunDocument(_message.Message):
     def __init__(self, job: _Optional[_Union[_values_pb2.Document, _Mapping]] = ..., submission: _Optional[_Union[_values_pb2.Submission, _Mapping]] = ..., plan: _Optional[_Union[_values_pb2.Plan, _Mapping]] = ..., agents: _Optional[_Iterable[_Union[_values_pb2.AgentInfo, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_values_pb2.MemberInfo, _Mapping]]] = ..., emulations: _Optional[_Iterable[_Union[_values_pb2.WorkerEmulation, _Mapping]]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., start: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., eval_samples: _Optional[int] = ..., submitted_wall: _Optional[float] = ..., out: _Optional[_Iterable[int]] = ..., proof: _Optional[_Union[_values_pb2.ProofReport, _Mapping]] = ...) -> None: ...
 
 class ShardConfig(_message.Message):
-    __slots__ = ("job_id", "term", "shard", "num_shards", "clock_shard_address", "membership", "slices", "sync", "data", "checkpoint_every_waves", "checkpoint_keep", "run_dir", "progress", "run", "clock_shard_id", "last_checkpoint_seconds", "keeps_history", "storage", "plan_changes", "freezing", "wave_changes", "member_changes")
+    __slots__ = ("job_id", "term", "shard", "num_shards", "clock_shard_address", "membership", "slices", "sync", "data", "checkpoint_every_waves", "checkpoint_keep", "run_dir", "progress", "run", "clock_shard_id", "last_checkpoint_seconds", "keeps_history", "storage", "plan_changes", "freezing", "wave_changes", "member_changes", "activations")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class ShardConfig(_message.Message):
     FREEZING_FIELD_NUMBER: _ClassVar[int]
     WAVE_CHANGES_FIELD_NUMBER: _ClassVar[int]
     MEMBER_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     shard: int
@@ -81,7 +82,8 @@ class ShardConfig(_message.Message):
     freezing: Freezing
     wave_changes: _containers.RepeatedCompositeFieldContainer[WaveChange]
     member_changes: _containers.RepeatedCompositeFieldContainer[MemberChange]
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ..., freezing: _Optional[_Union[Freezing, _Mapping]] = ..., wave_changes: _Optional[_Iterable[_Union[WaveChange, _Mapping]]] = ..., member_changes: _Optional[_Iterable[_Union[MemberChange, _Mapping]]] = ...) -> None: ...
+    activations: _containers.RepeatedCompositeFieldContainer[_values_pb2.Activation]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., clock_shard_address: _Optional[str] = ..., membership: _Optional[_Union[_values_pb2.Membership, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[_values_pb2.SlicePlan, _Mapping]]] = ..., sync: _Optional[_Union[_values_pb2.SyncSpec, _Mapping]] = ..., data: _Optional[_Union[_values_pb2.DataSpec, _Mapping]] = ..., checkpoint_every_waves: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., run_dir: _Optional[str] = ..., progress: _Optional[_Union[_values_pb2.Progress, _Mapping]] = ..., run: _Optional[_Union[RunDocument, _Mapping]] = ..., clock_shard_id: _Optional[str] = ..., last_checkpoint_seconds: _Optional[float] = ..., keeps_history: bool = ..., storage: _Optional[str] = ..., plan_changes: _Optional[_Iterable[_Union[PlanChange, _Mapping]]] = ..., freezing: _Optional[_Union[Freezing, _Mapping]] = ..., wave_changes: _Optional[_Iterable[_Union[WaveChange, _Mapping]]] = ..., member_changes: _Optional[_Iterable[_Union[MemberChange, _Mapping]]] = ..., activations: _Optional[_Iterable[_Union[_values_pb2.Activation, _Mapping]]] = ...) -> None: ...
 
 class Freezing(_message.Message):
     __slots__ = ("levels", "changes", "alpha", "every_waves", "cuts", "lineups")
@@ -533,16 +535,26 @@ class EvictRecord(_message.Message):
     def __init__(self, index: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class BarrierRecord(_message.Message):
-    __slots__ = ("index", "clock", "reason", "epoch")
+    __slots__ = ("index", "clock", "reason", "epoch", "cuts")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     clock: int
     reason: str
     epoch: int
-    def __init__(self, index: _Optional[int] = ..., clock: _Optional[int] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    cuts: _containers.RepeatedCompositeFieldContainer[NewCut]
+    def __init__(self, index: _Optional[int] = ..., clock: _Optional[int] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., cuts: _Optional[_Iterable[_Union[NewCut, _Mapping]]] = ...) -> None: ...
+
+class NewCut(_message.Message):
+    __slots__ = ("vw", "bounds")
+    VW_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    vw: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, vw: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PublishRecord(_message.Message):
     __slots__ = ("index", "clock", "retained")
@@ -577,7 +589,7 @@ class SegmentMember(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., moved: bool = ..., origin: _Optional[int] = ...) -> None: ...
 
 class SegmentRecord(_message.Message):
-    __slots__ = ("index", "start", "reasons", "epoch", "members", "left", "frozen", "frozen_layers")
+    __slots__ = ("index", "start", "reasons", "epoch", "members", "left", "frozen", "frozen_layers", "inactive")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
@@ -586,6 +598,7 @@ class SegmentRecord(_message.Message):
     LEFT_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     FROZEN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    INACTIVE_FIELD_NUMBER: _ClassVar[int]
     index: int
     start: int
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -594,7 +607,8 @@ class SegmentRecord(_message.Message):
     left: _containers.RepeatedCompositeFieldContainer[SegmentMember]
     frozen: int
     frozen_layers: int
-    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., frozen: _Optional[int] = ..., frozen_layers: _Optional[int] = ...) -> None: ...
+    inactive: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., frozen: _Optional[int] = ..., frozen_layers: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanRecord(_message.Message):
     __slots__ = ("index", "vw", "incarnation", "clock", "version", "bounds")

@@ -427,7 +427,7 @@ class VirtualWorkerPlan(_message.Message):
     def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels", "freeze_cuts", "freeze_lineups")
+    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels", "freeze_cuts", "freeze_lineups", "activations")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIRTUAL_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +437,7 @@ class Plan(_message.Message):
     FREEZE_LEVELS_FIELD_NUMBER: _ClassVar[int]
     FREEZE_CUTS_FIELD_NUMBER: _ClassVar[int]
     FREEZE_LINEUPS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     virtual_workers: _containers.RepeatedCompositeFieldContainer[VirtualWorkerPlan]
@@ -446,7 +447,16 @@ class Plan(_message.Message):
     freeze_levels: _containers.RepeatedScalarFieldContainer[int]
     freeze_cuts: _containers.RepeatedCompositeFieldContainer[FreezeCut]
     freeze_lineups: _containers.RepeatedCompositeFieldContainer[FreezeLineup]
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ..., freeze_cuts: _Optional[_Iterable[_Union[FreezeCut, _Mapping]]] = ..., freeze_lineups: _Optional[_Iterable[_Union[FreezeLineup, _Mapping]]] = ...) -> None: ...
+    activations: _containers.RepeatedCompositeFieldContainer[Activation]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ..., freeze_cuts: _Optional[_Iterable[_Union[FreezeCut, _Mapping]]] = ..., freeze_lineups: _Optional[_Iterable[_Union[FreezeLineup, _Mapping]]] = ..., activations: _Optional[_Iterable[_Union[Activation, _Mapping]]] = ...) -> None: ...
+
+class Activation(_message.Message):
+    __slots__ = ("clock", "inactive")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    INACTIVE_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    inactive: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, clock: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FreezeLineup(_message.Message):
     __slots__ = ("frozen", "workers", "minibatches_per_wave")
@@ -517,7 +527,7 @@ class PlanVersion(_message.Message):
     def __init__(self, version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., planned: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen", "waves", "lineup")
+    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen", "waves", "lineup", "inactive")
     class PlansEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +551,7 @@ class Progress(_message.Message):
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     WAVES_FIELD_NUMBER: _ClassVar[int]
     LINEUP_FIELD_NUMBER: _ClassVar[int]
+    INACTIVE_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     used: bytes
@@ -550,7 +561,8 @@ class Progress(_message.Message):
     frozen: int
     waves: _containers.MessageMap[int, WaveNumbers]
     lineup: int
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ..., lineup: _Optional[int] = ...) -> None: ...
+    inactive: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ..., lineup: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WaveNumbers(_message.Message):
     __slots__ = ("minibatches_per_wave", "origin")

@@ -18,6 +18,7 @@ from hetpipe.clock import Clock
 from hetpipe.errors import CallableError
 from hetpipe.job.file import Job
 from hetpipe.phases import report_phase
+from hetpipe.pipeline.activating import check_activations
 from hetpipe.pipeline.callables import (
     MapDataset,
     build_eval_data,
@@ -119,6 +120,7 @@ def _carry_out(
             digest, notices = hand_over(subject, import_path, Path(order.run_folder), samples=proof.samples)
             proof = replace(proof, notices=(*proof.notices, *notices))
         report_phase("running one minibatch through the layers")
+        check_activations(subject.job, subject.chain, subject.batch, subject.loss)
         report = inspect_subject(subject, import_path)
         model = replace(report, proof=replace(proof, work=work_of(subject)), digest=digest)
     report_phase("measuring the layers")

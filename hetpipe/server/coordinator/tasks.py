@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 
 from hetpipe import failpoints
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.elastic.activation import with_activations
 from hetpipe.decide.elastic.compressing import with_freeze_plans
 from hetpipe.decide.elastic.freezing import freezing_of, kept_statistics, lowered, with_freeze_levels
 from hetpipe.decide.elastic.script import check_script
@@ -230,6 +231,7 @@ class JobTasks:
         costs = None if run.described is None else Costs(run.described.profile, run.described.cluster)
         run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         run = with_freeze_plans(run, task.agents)
+        run = replace(run, plan=with_activations(run.plan, run.job, model.layers, start))
         data = replace(data_of(run.job, model), homes=homes_of(run.job, run.plan))
         check_script(run.job, run.plan, data, start, names, costs)
         check_script_memory(run, start)
@@ -482,6 +484,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "waves": {vw: [numbers.minibatches_per_wave, numbers.origin] for vw, numbers in start.waves.items()},
             "frozen": start.frozen,
             "lineup": start.lineup,
+            "inactive": list(start.inactive),
         },
         "homes": list(prepared.data.homes),
         "layers": [] if run.model is None else [layer.name for layer in run.model.layers],

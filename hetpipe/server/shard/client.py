@@ -7,7 +7,7 @@ log. Their results reach the stage through the `SyncListener`, on their threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +102,8 @@ class ShardClient:
     ) -> None:
         self.requester = requester
         self._compression = compression
-        self._shares = shares_of(slices, pool.layout)
+        self._slices = tuple(slices)
+        self._shares = self._pushed = shares_of(slices, pool.layout)
         self._pool = pool
         self._shards = shards
         self.clock_shard = clock_shard
@@ -153,7 +154,7 @@ class ShardClient:
             squares: layer → squared norm of its gradients, where norms decide what freezes.
         """
         request = ReportStagedRequest(self.requester, wave, blocks or (), segment, squares or {})
-        shares, pool = self._shares, self._pool
+        shares, pool = self._pushed, self._pool
         self._submit(self._pusher, lambda: self._push_and_report(wave, update, request, shares, pool))
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
@@ -233,8 +234,14 @@ class ShardClient:
         idle = self._fetcher.submit(lambda: None)
         if wait([idle], timeout=deadline_seconds).not_done:
             raise DeadlineExceeded(f"{self.requester} waited {deadline_seconds:.0f} s for a pull to end")
-        self._shares = shares_of(slices, pool.layout)
+        self._slices = tuple(slices)
+        self._shares = self._pushed = shares_of(slices, pool.layout)
         self._pool = pool
+
+    def leave_out(self, inactive: Collection[int]) -> None:
+        """Implement `Synchroniser.leave_out`."""
+        active = [piece for piece in self._slices if piece.layer not in inactive]
+        self._pushed = shares_of(active, self._pool.layout)
 
     def close(self) -> None:
         """Stop background work and close the connections; operations in progress fail silently."""

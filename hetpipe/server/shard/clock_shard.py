@@ -460,6 +460,8 @@ class ClockShard:
         self._file_decisions(record)
         if record.frozen:
             self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
+        if record.inactive or self._log.config.activations:
+            self._history.activate(clock=record.start, inactive=record.inactive)
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:
@@ -507,4 +509,5 @@ def log_config(config: ShardConfig) -> LogConfig:
         wave_changes=config.wave_changes,
         member_changes=config.member_changes,
         freezing=config.freezing,
+        activations=config.activations,
     )

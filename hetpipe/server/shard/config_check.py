@@ -7,7 +7,7 @@ the port.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
@@ -71,6 +71,7 @@ def _mistakes(config: ShardConfig) -> Iterator[str]:
         yield f"shard {config.shard} of {config.num_shards}; there are at most {MAX_SHARDS}"
     yield from _mistakes_of_membership(config.membership)
     yield from _mistakes_of_changes(config)
+    yield from _mistakes_of_activations(config)
     yield from _mistakes_of_freezing(config.freezing, config.progress, config.membership)
     if len(config.run_dir) > MAX_PATH_CHARACTERS or "\0" in config.run_dir:
         yield f"run folder {config.run_dir!r:.80}"
@@ -128,6 +129,19 @@ def _mistakes_of_changes(config: ShardConfig) -> Iterator[str]:
             continue
         elif known is None or known.num_stages != len(change.bounds) - 1 or known.bounds[-1] != change.bounds[-1]:
             yield f"a cut of virtual worker {change.vw} at {change.bounds!s:.80}, which is not one of its layers"
+
+
+def _mistakes_of_activations(config: ShardConfig) -> Iterator[str]:
+    for activation in config.activations:
+        layers = activation.inactive
+        if not 0 <= activation.clock < MAX_COUNT or not _is_ascending(layers):
+            yield f"inactive layers {layers!s:.80} from clock {activation.clock} on"
+    if not _is_ascending(config.progress.inactive):
+        yield f"a start with the inactive layers {config.progress.inactive!s:.80}"
+
+
+def _is_ascending(layers: Sequence[int]) -> bool:
+    return all(before < after for before, after in pairwise((-1, *layers, MAX_COUNT)))
 
 
 def _mistakes_of_freezing(freezing: Freezing | None, progress: Progress, membership: Membership) -> Iterator[str]:

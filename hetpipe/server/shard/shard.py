@@ -373,9 +373,9 @@ class Shard:
                 with self._lock:
                     previous = self._versions[Clock(clock - 1)]
                 built = self._building or self._pool.take().copy_(previous)
-                if self._building is not None and self._state.frozen:
+                if self._building is not None and self._state.idle:
                     # Nothing of them was pushed: what was added in their places is not defined.
-                    built.carry_over_(previous, [self.layout.slots[index] for index in self._state.frozen])
+                    built.carry_over_(previous, [self.layout.slots[index] for index in self._state.idle])
                 self._building = None
                 with self._lock:
                     self._versions[clock] = built

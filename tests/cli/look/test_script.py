@@ -69,6 +69,18 @@ def test_decisions_of_a_run_are_a_section_of_a_job(tmp_path: Path) -> None:
     assert [line.do for line in again.elastic.script] == ["move", "freeze", "drop", "add"]
 
 
+def test_the_layers_that_are_active_from_the_start_belong_to_it(tmp_path: Path) -> None:
+    what = Case(model="supernet", minibatches=40, active=(0, "[12]", 4), activates=((3, (0, 4)),))
+    text, told = shown(tmp_path, what, ())
+    assert text.splitlines() == [
+        "elastic:",
+        "  active: [0, '[12]', 4]",
+        "  script:",
+        "    - {at: {clock: 3}, do: activate, active: [0, 4]}",
+    ]
+    assert yaml.safe_load(text)["elastic"] == told
+
+
 def test_the_script_of_the_job_comes_first(tmp_path: Path) -> None:
     what = Case(workers=2, stages=[[2, 3]] * 2, minibatches=40, moves=((2, 0, (3, 2)),))
     _, told = shown(tmp_path, what, DECISIONS[1:2])

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from hetpipe.decide.sync.decision_log import DecisionLog, LogState
+from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogState
 from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     InitializeRecord,
+    NewCut,
     PlanRecord,
     PublishRecord,
     SegmentMember,
@@ -753,6 +754,22 @@ class TestMoves:
         assert log.snapshot().plans == {VW[0]: PlanVersion(1, self.TO, CUT)}
         assert not log.move(VW[0], self.move()), "its layers are there already"
         assert log.segment.reasons != ("plan",)
+
+    def test_stages_read_the_cut_with_the_barrier(self) -> None:
+        """So that they are built while they wait for it; also if the barrier was set for something else before."""
+        log = planned()
+        (barrier,) = (record for record in log.move(VW[0], self.move()) if isinstance(record, BarrierRecord))
+        assert (barrier.clock, barrier.cuts) == (log.segment.end, (NewCut(VW[0], self.TO),))
+        assert (barrier.cut_of(VW[0]), barrier.cut_of(VW[1])) == (self.TO, ())
+        (again,) = log.move(VW[0], self.move(bounds=(0, 3, 5)))
+        assert isinstance(again, BarrierRecord)
+        assert (again.clock, again.cut_of(VW[0])) == (barrier.clock, (0, 3, 5))
+        drained = [record for record in log.drain(VW[1], LIFE) if isinstance(record, BarrierRecord)]
+        assert [record.cut_of(VW[0]) for record in drained] == [(0, 3, 5)]
+        while log.plans[VW[0]].version == 0:
+            commit_all(log)
+        following = [record for record in log.records_from(FROM_NEWEST_SEGMENT) if isinstance(record, BarrierRecord)]
+        assert [record.cuts for record in following] == [()]
 
     def test_a_restarted_clock_shard_still_makes_it(self) -> None:
         log = planned()

@@ -130,7 +130,7 @@ class TestFrozenLayers:
     def test_a_wave_is_whole_without_them(self) -> None:
         everything = 1 + max(piece.layer for piece in SCENARIO.slices_of_shard(0))
         shard = self.frozen(everything)
-        assert shard.state.frozen == frozenset(range(len(SCENARIO.slices_of_shard(0))))
+        assert shard.state.idle == frozenset(range(len(SCENARIO.slices_of_shard(0))))
         (apply,) = shard.commit(0, 0, samples=1)
         assert isinstance(apply, Apply)
         assert apply.is_empty
@@ -138,7 +138,28 @@ class TestFrozenLayers:
         shard.commit(1, 0)
         shard.commit(2, 0)
         again.state.restore(shard.state.closed(Clock(1)))
-        assert again.state.frozen == shard.state.frozen
+        assert again.state.idle == shard.state.idle
+
+
+class TestInactiveLayers:
+    """Likewise; any layers may be inactive, and they may be active again."""
+
+    def test_their_slices_are_not_pushed_and_no_wave_lacks_them(self) -> None:
+        shard = Follower().begin()
+        slices = SCENARIO.slices_of_shard(0)
+        off = max(piece.layer for piece in slices)
+        members = tuple(SegmentMember(VW[vw], LIFE, 1, joined=False) for vw in range(3))
+        shard.state.follow(SegmentRecord(shard.state.followed, Clock(0), (), 0, members, (), inactive=(off,)))
+        assert shard.state.idle == frozenset(i for i, piece in enumerate(slices) if piece.layer == off)
+        (owner,) = (
+            stage
+            for stage in range(2)
+            if shard.state.idle & set(shard.state.slice_index.of(push_header(SCENARIO, 0, stage, 0, 0).slices))
+        )
+        with pytest.raises(SliceMismatch, match=rf"is of layer {off}, which is inactive there"):
+            shard.push(0, 0, owner)
+        shard.state.follow(SegmentRecord(shard.state.followed, Clock(0), (), 0, members))
+        assert not shard.state.idle
 
 
 class TestOrder:

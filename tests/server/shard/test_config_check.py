@@ -8,6 +8,7 @@ import pytest
 
 from hetpipe.errors import ProtocolViolation
 from hetpipe.server.shard.config_check import check_config, check_life
+from hetpipe.values.activation import Activation
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.values.sync import MemberChange, PlanChange, PlanVersion, WaveChange
 from tests.server.shard.test_run_document import CONFIG
@@ -62,3 +63,11 @@ def test_a_change_may_need_a_barrier_only() -> None:
 def test_a_configuration_with_impossible_members(change: MemberChange) -> None:
     with pytest.raises(ProtocolViolation, match=r"a change of members at clock [01] of virtual worker (0|99)"):
         check_config(replace(CONFIG, member_changes=(change,)), memory_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("layers", [(2, 1), (1, 1), (-1, 2)])
+def test_a_configuration_with_impossible_inactive_layers(layers: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolViolation, match=r"inactive layers \(.*\) from clock 3 on"):
+        check_config(replace(CONFIG, activations=(Activation(Clock(3), layers),)), memory_bytes=1 << 20)
+    with pytest.raises(ProtocolViolation, match=r"a start with the inactive layers \("):
+        check_config(replace(CONFIG, progress=replace(CONFIG.progress, inactive=layers)), memory_bytes=1 << 20)

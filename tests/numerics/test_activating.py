@@ -1,0 +1,138 @@
+"""Layers that are active in some segments only: every bit is that of the reference executor, which leaves them out."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
+from hetpipe.errors import PlanError
+from hetpipe.values.ids import Clock
+from hetpipe.values.policies import POLICIES
+from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
+from tests.numerics.test_leavers import decisions
+from tests.pairwise import covering
+from tests.reference.executor import run_reference
+
+pytestmark = pytest.mark.matrix
+
+OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adamw": ADAMW}
+
+#: Layers of `models.supernet`.
+NUM_LAYERS = 5
+
+#: Clock → the active ones: within stages, whole stages, and the first and the last stage alone.
+ACTIVE: dict[int, tuple[int | str, ...]] = {0: (0, "3", 4), 1: (0, 1, 2, 4), 3: ("0", 4), 4: (0, 2, "[34]")}
+
+#: (weights, kind, optimizer, layers of each stage, whether gradients are clipped) that go together: some, and among all
+#: of them others in which each two values meet.
+FEW = [
+    ("wave", "wsp", "adamw", (1, 3, 1), True),
+    ("stash", "none", "momentum", (2, 3), False),
+    ("flush", "allreduce", "adamw", (2, 3), True),
+    ("predict", "none", "adamw", (1, 3, 1), False),
+]
+ALL = [
+    (weights, kind, optimizer, cut, is_clipped)
+    for (weights, policy), kind, cut, is_clipped in itertools.product(
+        POLICIES.items(), ("wsp", "bsp", "none", "allreduce"), ((2, 3), (1, 3, 1), (5,)), (False, True)
+    )
+    if kind != "allreduce" or policy.one_update_per_wave
+    for optimizer in (["momentum"] if weights == "spectrain" else OPTIMIZERS)
+]
+PAIRS = [pytest.param(*ALL[number], marks=pytest.mark.exhaustive) for number in sorted(covering(ALL))]
+
+
+def inactive(what: Case) -> dict[int, tuple[int, ...]]:
+    """Clock → the layers that are left out from there on; names of this model's layers are their indices."""
+    given = {} if what.active is None else {0: what.active}
+    given |= dict(what.activates)
+    meant = {at: {int(index) for entry in layers for index in str(entry).strip("[]")} for at, layers in given.items()}
+    return {at: tuple(sorted(set(range(NUM_LAYERS)) - layers)) for at, layers in meant.items()}
+
+
+def case(**values: Any) -> Case:
+    at_start, *later = ACTIVE.items()
+    return Case(**{"model": "supernet", "wave": 3, "active": at_start[1], "activates": tuple(later), **values})
+
+
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut", "is_clipped"), [*FEW, *PAIRS])
+def test_every_policy_equals_the_reference(
+    weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], *, is_clipped: bool, tmp_path: Path
+) -> None:
+    policy, workers = POLICIES[weights], 1 if kind == "none" else 2
+    what = case(
+        workers=workers,
+        stages=[list(cut)] * workers,
+        minibatches=15,
+        staleness=0 if kind == "bsp" else 1,
+        kind=kind,
+        weights=weights,
+        optimizer=dict(OPTIMIZERS[optimizer]),
+        max_norm=0.5 if is_clipped else None,
+        clip="global" if policy.clips_globally else "stage",
+    )
+    run(what, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(inactive=inactive(what))))
+    found = {line["clock"]: tuple(line["inactive"]) for line in decisions(tmp_path, "activate")}
+    assert found == {**inactive(what), 5: inactive(what)[4]}, "nothing changes at the end of the run"
+
+
+def test_layers_move_where_others_are_activated_and_a_run_resumes_with_them(tmp_path: Path) -> None:
+    """Inactive layers move, with what their optimizer keeps; the summary of a history has them, too."""
+    moves = tuple((clock, vw, counts) for clock, counts in ((1, (1, 4)), (3, (4, 1)), (5, (2, 3))) for vw in range(2))
+    what = case(stages=[[2, 3]] * 2, minibatches=18, every_waves=2, optimizer=dict(ADAMW), moves=moves, servers=3)
+    run(what, tmp_path / "whole")
+    expected = run_reference(what.reference(inactive=inactive(what)))
+    assert_same_bits(trained(tmp_path / "whole"), expected)
+    folder = checkpoint_dir(tmp_path / "whole", Clock(4))
+    assert read_manifest(folder).progress.inactive == inactive(what)[4]
+    run(what, tmp_path / "resumed", restore=folder)
+    assert_same_bits(trained(tmp_path / "resumed"), expected)
+    # What a checkpoint has inactive stays so, whatever the job says about the start.
+    plain = replace(what, active=None, activates=(), moves=moves[-2:])
+    run(plain, tmp_path / "plain", restore=folder)
+    assert_same_bits(trained(tmp_path / "plain"), expected)
+    with pytest.raises(PlanError, match=r"frozen layers and inactive ones are not combined; remove `freeze`"):
+        run(replace(plain, freeze={"layers": 1}), tmp_path / "frozen", restore=folder)
+
+
+def test_layers_that_are_left_out_draw_nothing_and_change_no_statistics(tmp_path: Path) -> None:
+    """Under recomputation and swapping, whose regions lose layers."""
+    what = Case(
+        stages=[[2, 2], [1, 3]],
+        model="dropout_batch_norm",
+        wave=2,
+        minibatches=12,
+        batch_size=4,
+        combine="mean",
+        memory={"0": "recompute", "1": "recompute", "2": "keep", "3": "recompute"},
+        activates=((2, (0, 2, 3)), (4, (0, 1, 3))),
+    )
+    run(what, tmp_path)
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(inactive={2: (1,), 4: (2,)})))
+
+
+@pytest.mark.parametrize(
+    ("active", "message"),
+    [
+        (
+            (0, "block*", 4),
+            r"elastic\.script\[0\]\.active: `block\*` matches no layer; the model's are 0, 1, 2, 3 and 4$",
+        ),
+        ((0, 7), r"elastic\.script\[0\]\.active: there is no layer 7; the model has the layers 0 to 4$"),
+    ],
+)
+def test_entries_that_mean_no_layer_are_named(active: tuple[int | str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=message):
+        run(Case(model="supernet", minibatches=4, activates=((1, active),)), tmp_path)
+
+
+def test_a_job_that_leaves_nothing_to_train_is_rejected(tmp_path: Path) -> None:
+    message = r"elastic\.active: leaves no layer with trainable parameters active \(layers 0, 2, 4 are off\)"
+    with pytest.raises(PlanError, match=message):
+        run(Case(minibatches=4, active=(1, 3)), tmp_path)
