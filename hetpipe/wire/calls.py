@@ -298,15 +298,20 @@ class WatchJobRequest:
 
 @dataclass(frozen=True, slots=True)
 class ListMembersRequest:
-    """Lists the members."""
+    """Lists the members, a page at a time (`wire.coordinator_client.all_members`)."""
+
+    after: int | None = None
+    """Order of the last member received; absent for the first page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The live members."""
+    """A page of the live members."""
 
     members: tuple[Member, ...]
     """In order of registration."""
+    has_more: bool = False
+    """Whether further ones follow."""
 
 
 @dataclass(frozen=True, slots=True)

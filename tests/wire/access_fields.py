@@ -77,6 +77,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "ReportCheckpointRequest": "clock failure",
         "ReportShardCheckpointRequest": "clock failure",
         "FollowLogRequest": "start gathered",
+        "ListMembersRequest": "after",
         "AcknowledgeRequest": "num_records durable applied",
     }.items()
 }

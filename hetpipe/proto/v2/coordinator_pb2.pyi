@@ -1104,14 +1104,18 @@ class NumberedEvent(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress_table: _Optional[_Union[ProgressTable, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ..., condition_raised: _Optional[_Union[ConditionRaised, _Mapping]] = ..., condition_cleared: _Optional[_Union[ConditionCleared, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., logger_failed: _Optional[_Union[LoggerFailed, _Mapping]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
 
 class Members(_message.Message):
-    __slots__ = ("members",)
+    __slots__ = ("members", "has_more")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[_values_pb2.Member]
-    def __init__(self, members: _Optional[_Iterable[_Union[_values_pb2.Member, _Mapping]]] = ...) -> None: ...
+    has_more: bool
+    def __init__(self, members: _Optional[_Iterable[_Union[_values_pb2.Member, _Mapping]]] = ..., has_more: bool = ...) -> None: ...
 
 class GetClocksRequest(_message.Message):
     __slots__ = ("job_id",)

@@ -19,7 +19,7 @@ from hetpipe.roots import add_root_options, roots_of
 from hetpipe.server.coordinator.candidate import Candidate
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.readings import readings
-from hetpipe.server.coordinator.servicer import NUM_THREADS, CoordinatorServicer
+from hetpipe.server.coordinator.servicer import CONCURRENT_CALLS, NUM_THREADS, CoordinatorServicer
 from hetpipe.server.coordinator.tasks import Certify, Tools
 from hetpipe.server.runtime import (
     Shutdown,
@@ -146,7 +146,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
         tls=None if tls is None else tls.folder,
     )
     host = advertised_host(options.host, options.advertise)
-    server = Server(server_config(options, tls, num_threads=NUM_THREADS))
+    server = Server(server_config(options, tls, num_threads=NUM_THREADS, max_concurrent_calls=CONCURRENT_CALLS))
     election = Candidate(
         open_store(options.store, access=access),
         f"the coordinator on {host} with pid {os.getpid()}",
