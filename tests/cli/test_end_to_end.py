@@ -199,6 +199,7 @@ def test_a_model_that_would_train_to_something_else_never_trains(tmp_path: Path)
     assert not (tmp_path / "run" / "plan.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_killing_the_program_leaves_no_process_and_an_honest_status(tmp_path: Path) -> None:
     train = Train(tmp_path, write_job(tmp_path, epochs=100_000, workers={"count": 2}))
     train.wait_for_checkpoint()
