@@ -138,7 +138,7 @@ CHANGES: tuple[tuple[dict[str, int], tuple[int | str, ...], str], ...] = (
 @pytest.mark.parametrize(
     ("weights", "model"),
     [
-        *((weights, "noisy") for weights in WEIGHT_POLICIES),
+        *every_nth(2, ((weights, "noisy") for weights in WEIGHT_POLICIES)),
         *every_nth(4, ((weights, "spectral") for weights in WEIGHT_POLICIES)),
     ],
 )
