@@ -30,14 +30,12 @@ from hetpipe.values.run import ClockSnapshot
 from hetpipe.wire.calls import (
     GET_CLOCKS,
     GET_STATUS,
-    LIST_MEMBERS,
     STOP_JOB,
     GetClocksRequest,
     GetStatusRequest,
-    ListMembersRequest,
     StopJobRequest,
 )
-from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.coordinator_client import CoordinatorClient, all_members
 from hetpipe.wire.tls import Tls, tls_from_environment
 
 __all__ = ["AsyncClient", "Client", "RegisteredWorker"]
@@ -170,7 +168,7 @@ class Client:
 
     def members(self) -> tuple[Member, ...]:
         """The live members in order of registration."""
-        return self._calls.invoke(LIST_MEMBERS, ListMembersRequest()).members
+        return all_members(self._calls)
 
     def submit(
         self,

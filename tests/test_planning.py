@@ -54,9 +54,8 @@ class TestPlan:
         told = CliRunner().invoke(app, ["plan", *arguments, "--json"], obj=shell)
         expected = document_of(PlanDocument, json.loads(told.stdout), what="stdout")
 
-        for given in ((PROFILE, CLUSTER), (profile, str(cluster))):
-            plan = hetpipe.plan(profile=given[0], cluster=given[1], minibatches_per_wave=2, staleness=3)
-            assert plan.document == expected
+        plan = hetpipe.plan(profile=PROFILE, cluster=str(cluster), minibatches_per_wave=2, staleness=3)
+        assert plan.document == expected
         assert plan.samples_per_second == expected.predicted.samples_per_second
         assert (plan.profile, plan.cluster) == (PROFILE, CLUSTER)
 
@@ -179,9 +178,17 @@ class TestSimulate:
         )
 
         found = hetpipe.simulate(plan, minibatches=80, freeze={30: 2, 20: 1})
-        assert [asdict(phase) for phase in found.phases] == json.loads(told.stdout)["phases"]
+        assert [asdict(phase) | {"stages": list(phase.stages)} for phase in found.phases] == json.loads(told.stdout)[
+            "phases"
+        ]
         assert [phase.frozen for phase in found.phases] == [0, 1, 2]
         assert replace(found, phases=()) == hetpipe.simulate(plan, minibatches=80)
+        changes = ["--freeze", "20=1", "--compress", "--optimizer-slots", "2"]
+        told = CliRunner().invoke(app, ["simulate", *paths, *changes, "--json"], obj=shell)
+        found = hetpipe.simulate(plan, minibatches=80, freeze={20: 1}, freeze_changes="compress", optimizer_slots=2)
+        assert [asdict(phase) | {"stages": list(phase.stages)} for phase in found.phases] == json.loads(told.stdout)[
+            "phases"
+        ]
         with pytest.raises(UserError, match=r"^freeze is 20=2, 30=1; give clocks in order"):
             hetpipe.simulate(plan, minibatches=80, freeze={20: 2, 30: 1})
 

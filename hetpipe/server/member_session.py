@@ -173,12 +173,13 @@ class MemberSession:
 
     def beat(self) -> None:
         """Send one heartbeat. Errors of the coordinator or the network are logged, never raised."""
+        registration = self.lease.registration
         try:
             renewal = self._client.invoke(
                 HEARTBEAT,
                 HeartbeatRequest(
                     self._info.id,
-                    self.lease.registration,
+                    registration,
                     clocks=dict(self._hooks.clocks()),
                     jobs=tuple(self._hooks.jobs()),
                     last_command=self._hooks.last_command(),
@@ -210,6 +211,8 @@ class MemberSession:
             self._try_register()
             return
         self._last_answer = self._clock.monotonic()
+        if self.lease.registration == registration:
+            self.lease = replace(self.lease, lease_seconds=renewal.lease_seconds)
         if renewal.ended_jobs:
             self._hooks.on_ended_jobs(renewal.ended_jobs)
 

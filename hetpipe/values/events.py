@@ -18,11 +18,12 @@ from pydantic import Field
 
 from hetpipe.values.bounds import MAX_CODE_BYTES, Name
 from hetpipe.values.conditions import Condition, ConditionKind
-from hetpipe.values.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
+from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.plan import ModelReport, ProofReport
-from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run import CacheUse, ClockSnapshot
 from hetpipe.values.sync import HexBytes
 
 
@@ -151,6 +152,15 @@ class Waiting(Event):
     sentence: str
     seconds: float
     kind: Literal["waiting"] = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring(Event):
+    """An agent measures the layers of the model; reported every few seconds."""
+
+    step: ProfileStep
+    agent: AgentId
+    kind: Literal["measuring"] = "measuring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,6 +527,8 @@ class ProgressTable(Event):
     """MFU: operations of the model per second, as a share of the devices' peak; None where either is unknown."""
     model_flops_utilisation_reason: str | None = None
     """Why there is no MFU; None if there is one, or from a coordinator of an earlier version."""
+    cache: CacheUse | None = None
+    """Use of the caches behind frozen layers, of all stages and nodes; None where no stage uses one."""
     kind: Literal["progress"] = "progress"
 
 
@@ -541,6 +553,7 @@ class JobEnded(Event):
 JobEvent = (
     StateChanged
     | Waiting
+    | Measuring
     | Evaluated
     | ProgressTable
     | WorkerLost

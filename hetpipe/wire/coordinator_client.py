@@ -5,20 +5,24 @@ from __future__ import annotations
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from typing import Protocol
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import NobodyLeads, UnknownJob
 from hetpipe.values.events import JobEnded, NumberedEvent
 from hetpipe.values.identity import Role, server_name
 from hetpipe.values.ids import JobId
+from hetpipe.values.members import Member, MemberId
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.wire.call import ReplyT, RequestT, Streaming, Unary
 from hetpipe.wire.caller import Caller
 from hetpipe.wire.calls import (
     GET_STATUS,
+    LIST_MEMBERS,
     WATCH_CLOCKS,
     WATCH_JOB,
     GetStatusRequest,
+    ListMembersRequest,
     WatchClocksRequest,
     WatchJobRequest,
 )
@@ -28,6 +32,25 @@ from hetpipe.wire.tls import Tls
 #: Timeout of a reachable coordinator that reports nothing about a job. A job with a leader reports every few seconds;
 #: one without is adopted, rewound to a checkpoint or ended after a minute (`decide.lifecycle.patience`).
 SILENT_SECONDS = 180.0
+
+
+class Invoking(Protocol):
+    """Makes unary calls of a coordinator."""
+
+    def invoke(self, call: Unary[RequestT, ReplyT], request: RequestT) -> ReplyT:
+        """Make a unary call."""
+        ...
+
+
+def all_members(calls: Invoking) -> tuple[Member, ...]:
+    """The live members in order of registration; those that come or go meanwhile may be missing."""
+    found: dict[MemberId, Member] = {}
+    request: ListMembersRequest | None = ListMembersRequest()
+    while request is not None:
+        page = calls.invoke(LIST_MEMBERS, request)
+        found |= {member.info.id: member for member in page.members}
+        request = ListMembersRequest(page.members[-1].order) if page.has_more else None
+    return tuple(found.values())
 
 
 class CoordinatorClient:

@@ -33,7 +33,7 @@ _log = get_logger(__name__)
 _NUM_SENDERS = 8
 
 #: Seconds after which a feed is cut off whose client takes no reply, so that its sender is free again.
-STALLED_SECONDS = 2.0
+STALLED_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,10 @@ class _Feed(Generic[ReplyT]):
     cancel: Callable[[], object]
     take: Callable[[], ReplyT | None]
     deadline: float
-    sending_since: float | None = None
+    is_sending: bool = False
+    """Whether it waits for a sender, or has one."""
+    began: float | None = None
+    """When the reply was passed to gRPC that the connection has not taken yet."""
     is_behind: bool = False
     """Whether the state changed while a reply was being sent."""
 
@@ -160,11 +163,10 @@ class Feeds(Generic[ReplyT]):
             self._feeds[feed] = None
             if key is not None:
                 self._by_key[key] = feed
+            senders = self._pool()
             if first is not None:
-                feed.sending_since = now
-                self._pool().submit(self._send, feed, _Step(first))
-            else:
-                self._pool()
+                feed.is_sending = True
+                senders.submit(self._send, feed, _Step(first))
         if not context.add_callback(lambda: self._discard(feed)):
             self._discard(feed)
 
@@ -214,15 +216,16 @@ class Feeds(Generic[ReplyT]):
         assert self._senders is not None, "it was started with the thread that calls this"
         now, has_sent = self._clock.monotonic(), False
         for feed in list(self._feeds):
-            if feed.sending_since is not None:
+            if feed.is_sending:
                 feed.is_behind = True
-                if now - feed.sending_since > STALLED_SECONDS and self._remove(feed):
-                    _log.warning("feed_cut_off", what=self._what, seconds=now - feed.sending_since)
+                seconds = 0.0 if feed.began is None else now - feed.began
+                if feed.began is not None and seconds > STALLED_SECONDS and self._remove(feed):
+                    _log.warning("feed_cut_off", what=self._what, seconds=seconds)
                     feed.cancel()
                 continue
             step = self._next(feed, now)
             if step is not None:
-                feed.sending_since, has_sent = now, True
+                feed.is_sending = has_sent = True
                 self._senders.submit(self._send, feed, step)
         return has_sent
 
@@ -248,6 +251,7 @@ class Feeds(Generic[ReplyT]):
                 if is_open:
                     feed.outlet.end(step.error)
                 return
+            feed.began = self._clock.monotonic()
             try:
                 feed.outlet.send(step.reply)
             except Exception:  # noqa: BLE001 - of one client; the sender goes on with the others
@@ -256,10 +260,10 @@ class Feeds(Generic[ReplyT]):
                 feed.cancel()
                 return
             with self._condition:
-                now, asks_again = self._clock.monotonic(), feed.is_behind or not self._pace_seconds
-                feed.is_behind = False
-                step = self._next(feed, now) if asks_again else None
-                feed.sending_since = None if step is None else now
+                asks_again = feed.is_behind or not self._pace_seconds
+                feed.began, feed.is_behind = None, False
+                step = self._next(feed, self._clock.monotonic()) if asks_again else None
+                feed.is_sending = step is not None
 
     def _discard(self, feed: _Feed[Any]) -> None:
         with self._condition:

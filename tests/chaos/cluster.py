@@ -28,8 +28,7 @@ from hetpipe.certs.folders import init_authority, issue_certificate
 from hetpipe.errors import HetpipeError
 from hetpipe.storage.redis_acl import acl_lines
 from hetpipe.values.identity import NamedPeer, Role
-from hetpipe.wire.calls import LIST_MEMBERS, ListMembersRequest
-from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.coordinator_client import CoordinatorClient, all_members
 from hetpipe.wire.tls import TLS_VARIABLE, Tls
 from tests.chaos.disks import Disk
 from tests.chaos.keeper import Keeper, Kept, Spec, dying_with_parent
@@ -239,7 +238,7 @@ class Cluster:
     def members(self) -> set[str] | None:
         """The names of whoever has a lease; None while the coordinator is away."""
         try:
-            return {str(member.info.id) for member in self.client.invoke(LIST_MEMBERS, ListMembersRequest()).members}
+            return {str(member.info.id) for member in all_members(self.client)}
         except HetpipeError:
             return None
 

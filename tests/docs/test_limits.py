@@ -8,6 +8,7 @@ from hetpipe.decide.lifecycle.registry import MAX_MEMBERS, MAX_WORKERS_OF_OWNER
 from hetpipe.decide.sync.shard_state import MAX_WAVES_AHEAD
 from hetpipe.job.as_json import MAX_JOB_CHARACTERS, MAX_JOB_VALUES
 from hetpipe.server.coordinator.job_hosts import MAX_ENDED_JOBS, MAX_OPEN_JOBS, MAX_OPEN_JOBS_OF_OWNER
+from hetpipe.server.coordinator.servicer import CONCURRENT_CALLS as CONCURRENT_CALLS_OF_COORDINATOR
 from hetpipe.server.coordinator.servicer import (
     MAX_AGENT_STREAMS,
     MAX_MONITOR_STREAMS,
@@ -68,6 +69,7 @@ IN_CODE: tuple[float | None, ...] = (
     TOKEN_SECONDS,
     IDLE_SECONDS,
     NUM_THREADS,
+    CONCURRENT_CALLS_OF_COORDINATOR,
     MAX_AGENT_STREAMS,
     MAX_VIEWER_STREAMS,
     MAX_STREAMS_OF_VIEWER,
@@ -104,8 +106,7 @@ def test_the_page_has_the_numbers_of_the_code() -> None:
 def test_a_whole_run_on_one_machine_finds_its_threads() -> None:
     """Without TLS it is one peer; whoever follows the log of a parameter server occupies no thread."""
     assert (LIMITS.of_address(CALL_THREADS).calls_per_peer or 0) >= 64
-    watchers = MAX_AGENT_STREAMS + MAX_VIEWER_STREAMS
-    assert (LIMITS.of_address(NUM_THREADS).calls_per_peer or 0) >= watchers + 16
+    assert (LIMITS.of_address(NUM_THREADS).calls_per_peer or 0) >= MAX_VIEWER_STREAMS + 64
 
 
 def test_the_page_tells_how_refusals_are_logged() -> None:
@@ -120,7 +121,7 @@ def test_the_page_tells_how_refusals_are_logged() -> None:
 
 def test_no_role_takes_the_threads_that_agents_and_parameter_servers_need() -> None:
     people = sum(room_of(role, NUM_THREADS) or 0 for role in (Role.MONITOR, Role.OPERATOR))
-    assert NUM_THREADS - people - MAX_AGENT_STREAMS >= 48
+    assert NUM_THREADS - people >= 112
     assert (room_of(Role.STAGE, CALL_THREADS) or 0) <= CALL_THREADS - 12
     assert SHARES.keys() == {Role.MONITOR, Role.OPERATOR, Role.STAGE}
     operators = room_of(Role.OPERATOR, NUM_THREADS) or 0

@@ -26,7 +26,8 @@ from hetpipe.values.events import JobStatus, ProgressTable
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import ROLE_NAMES, Member
 from hetpipe.values.wire import plain
-from hetpipe.wire.calls import GET_STATUS, LIST_MEMBERS, GetStatusRequest, ListMembersRequest
+from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
+from hetpipe.wire.coordinator_client import all_members
 
 #: Polling interval.
 REFRESH_SECONDS = 1.0
@@ -77,8 +78,7 @@ class Picture:
             lines.append(snapshot_text(status.clocks))
         lines += self._stages()
         now = status_of_job(status)
-        if now.frozen:
-            lines.append(now.frozen_line)
+        lines += now.frozen_lines()
         if now.evaluations is not None:
             lines.append(str(now.evaluations))
         lines += map(str, self.cuts)
@@ -213,7 +213,7 @@ def _watch(
 def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
     status = client.invoke(GET_STATUS, GetStatusRequest(job_id))
     cuts = read_cuts(Path(status.run_dir)) if status.run_dir else ()
-    return Picture(status, client.invoke(LIST_MEMBERS, ListMembersRequest()).members, cuts)
+    return Picture(status, all_members(client), cuts)
 
 
 def _running(folder: RunFolder, shell: Shell) -> RunRecord:

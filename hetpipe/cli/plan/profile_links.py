@@ -23,8 +23,8 @@ from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.members import MemberRole
 from hetpipe.values.quantities import bytes_text
 from hetpipe.values.run import AgentInfo
-from hetpipe.wire.calls import LIST_MEMBERS, MEASURE_LINKS, ListMembersRequest, MeasureLinksRequest
-from hetpipe.wire.coordinator_client import new_request_id
+from hetpipe.wire.calls import MEASURE_LINKS, MeasureLinksRequest
+from hetpipe.wire.coordinator_client import all_members, new_request_id
 
 #: Polling interval for the agents' progress, in seconds.
 _POLL_SECONDS = 0.5
@@ -79,7 +79,7 @@ def profile_cluster_links(
     with closing(shell.connect(coordinator)) as client:
         with view_for(output, shell, unit="links", beginning="waiting for agents") as view:
             remark = _survey(client, coordinator, shell, view.show, fresh=fresh)
-        members = client.invoke(LIST_MEMBERS, ListMembersRequest()).members
+        members = all_members(client)
         agents = [member.info.agent_info for member in members if member.info.role is MemberRole.AGENT]
     if not agents:
         raise UserError(f"no agent is registered with the coordinator at {coordinator}; start agents first")

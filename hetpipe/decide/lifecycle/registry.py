@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 
 from hetpipe.errors import MemberReplaced, PermissionDenied, ProtocolViolation, ResourceExhausted, UnknownMember
 from hetpipe.storage.store import MemberRecord
@@ -22,10 +23,13 @@ from hetpipe.values.members import ROLE_NAMES, Member, MemberId, MemberInfo, Mem
 #: Maximum number of members: each costs memory, and is sent to every observer. The limits are per role, so that one
 #: role cannot exhaust those of another.
 MAX_MEMBERS: Mapping[MemberRole, int] = {
-    MemberRole.AGENT: 600,
-    MemberRole.PARAMETER_SERVER: 300,
+    MemberRole.AGENT: 10_000,
+    MemberRole.PARAMETER_SERVER: 1_000,
     MemberRole.WORKER: 100,
 }
+
+#: Members up to which a lease is as long as configured; beyond, it grows with their number.
+MEMBERS_OF_LEAST_LEASE = 500
 
 #: Maximum number of workers per operator.
 MAX_WORKERS_OF_OWNER = 25
@@ -50,12 +54,19 @@ class Registry:
     """The live members."""
 
     def __init__(self, lease_seconds: float) -> None:
-        self.lease_seconds = lease_seconds
+        #: Lease of a member of a small cluster.
+        self.least_lease_seconds = lease_seconds
         self._live: dict[MemberId, _Live] = {}
+        self._num_of_role: Counter[MemberRole] = Counter()
         #: Registrations whose id was registered by another process, oldest first.
         self._replaced: deque[Registration] = deque(maxlen=_MAX_REPLACED)
         #: Expired leases, by role.
         self.expired: Counter[MemberRole] = Counter()
+
+    @property
+    def lease_seconds(self) -> float:
+        """Of a new or renewed lease: longer with many members, so that their heartbeats leave time for calls."""
+        return self.least_lease_seconds * max(1.0, len(self._live) / MEMBERS_OF_LEAST_LEASE)
 
     def check_new(self, info: MemberInfo, *, owner: str = "") -> None:
         """Check that `owner` may register `info`.
@@ -76,12 +87,13 @@ class Registry:
             self._check_room(info.role, owner)
 
     def _check_room(self, role: MemberRole, owner: str) -> None:
-        alike = [live for live in self._live.values() if live.record.info.role is role]
-        if len(alike) >= MAX_MEMBERS[role]:
+        if self._num_of_role[role] >= MAX_MEMBERS[role]:
             name = ROLE_NAMES[role]
             raise ResourceExhausted(f"the limit of {MAX_MEMBERS[role]} members of the role {name} is reached")
-        own = sum(live.owner == owner for live in alike)
-        if role is MemberRole.WORKER and owner and own >= MAX_WORKERS_OF_OWNER:
+        if role is not MemberRole.WORKER or not owner:
+            return
+        own = sum(live.owner == owner for live in self._live.values() if live.record.info.role is role)
+        if own >= MAX_WORKERS_OF_OWNER:
             raise ResourceExhausted(f"{owner} has registered {own} workers, which is the limit; remove some of them")
 
     def put(self, record: MemberRecord, *, now: float, owner: str = "") -> MemberInfo | None:
@@ -89,6 +101,7 @@ class Registry:
         before = self._live.get(record.info.id)
         self._live[record.info.id] = _Live(record, now + self.lease_seconds, owner=owner)
         if before is None:
+            self._num_of_role[record.info.role] += 1
             return None
         old, new = before.record.info, record.info
         if (old.pid, old.host, old.address) == (new.pid, new.host, new.address):
@@ -165,19 +178,22 @@ class Registry:
 
     def remove(self, member_id: MemberId) -> None:
         """End a membership, if there is one."""
-        self._live.pop(member_id, None)
+        live = self._live.pop(member_id, None)
+        if live is not None:
+            self._num_of_role[live.record.info.role] -= 1
 
     def expire(self, *, now: float) -> list[MemberRecord]:
         """End the memberships whose lease has expired, and return them."""
         gone = [live.record for live in self._live.values() if live.expires <= now]
         for record in gone:
-            del self._live[record.info.id]
+            self.remove(record.info.id)
             self.expired[record.info.role] += 1
         return gone
 
-    def members(self, *, now: float) -> tuple[Member, ...]:
-        """All members in order of registration."""
-        ordered = sorted(self._live.values(), key=lambda live: live.record.order)
+    def members(self, *, now: float, after: int = -1, limit: int | None = None) -> tuple[Member, ...]:
+        """The members in order of registration: at most `limit` of those behind the order `after`."""
+        later = (live for live in self._live.values() if live.record.order > after)
+        ordered = nsmallest(len(self._live) if limit is None else limit, later, key=lambda live: live.record.order)
         return tuple(Member(live.record.info, live.record.order, live.expires - now) for live in ordered)
 
     def of_role(self, role: MemberRole) -> list[MemberInfo]:

@@ -43,10 +43,12 @@ STOP_MODE_CHECKPOINT: StopMode
 STOP_MODE_NOW: StopMode
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("member",)
+    __slots__ = ("member", "version")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     member: _values_pb2.MemberInfo
-    def __init__(self, member: _Optional[_Union[_values_pb2.MemberInfo, _Mapping]] = ...) -> None: ...
+    version: str
+    def __init__(self, member: _Optional[_Union[_values_pb2.MemberInfo, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("registration", "lease_seconds", "order", "fence")
@@ -771,6 +773,14 @@ class Waiting(_message.Message):
     seconds: float
     def __init__(self, sentence: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class Measuring(_message.Message):
+    __slots__ = ("step", "agent")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    step: ProfileStep
+    agent: str
+    def __init__(self, step: _Optional[_Union[ProfileStep, _Mapping]] = ..., agent: _Optional[str] = ...) -> None: ...
+
 class Evaluated(_message.Message):
     __slots__ = ("clock", "epoch", "samples", "values", "minibatches", "rewinds", "within_epoch", "whole")
     class ValuesEntry(_message.Message):
@@ -978,7 +988,7 @@ class Straggling(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., stage: _Optional[int] = ..., factor: _Optional[float] = ...) -> None: ...
 
 class ProgressTable(_message.Message):
-    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock", "straggler", "slow", "tokens_per_second", "model_flops_utilisation", "model_flops_utilisation_reason")
+    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock", "straggler", "slow", "tokens_per_second", "model_flops_utilisation", "model_flops_utilisation_reason", "cache")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -993,6 +1003,7 @@ class ProgressTable(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FLOPS_UTILISATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FLOPS_UTILISATION_REASON_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[VirtualWorkerRow]
     running_seconds: float
     epoch: int
@@ -1007,7 +1018,8 @@ class ProgressTable(_message.Message):
     tokens_per_second: float
     model_flops_utilisation: float
     model_flops_utilisation_reason: str
-    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ..., straggler: _Optional[int] = ..., slow: _Optional[_Iterable[_Union[Straggling, _Mapping]]] = ..., tokens_per_second: _Optional[float] = ..., model_flops_utilisation: _Optional[float] = ..., model_flops_utilisation_reason: _Optional[str] = ...) -> None: ...
+    cache: CacheUse
+    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ..., straggler: _Optional[int] = ..., slow: _Optional[_Iterable[_Union[Straggling, _Mapping]]] = ..., tokens_per_second: _Optional[float] = ..., model_flops_utilisation: _Optional[float] = ..., model_flops_utilisation_reason: _Optional[str] = ..., cache: _Optional[_Union[CacheUse, _Mapping]] = ...) -> None: ...
 
 class JobEnded(_message.Message):
     __slots__ = ("state", "sentence", "error", "problems", "result", "conditions")
@@ -1066,7 +1078,7 @@ class WatchJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class NumberedEvent(_message.Message):
-    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress_table", "worker_lost", "worker_rejoined", "worker_left", "worker_quarantined", "worker_replanned", "replan_judged", "rewound", "condition_raised", "condition_cleared", "job_ended", "logger_failed")
+    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress_table", "worker_lost", "worker_rejoined", "worker_left", "worker_quarantined", "worker_replanned", "replan_judged", "rewound", "condition_raised", "condition_cleared", "job_ended", "logger_failed", "measuring")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -1083,6 +1095,7 @@ class NumberedEvent(_message.Message):
     CONDITION_CLEARED_FIELD_NUMBER: _ClassVar[int]
     JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
     LOGGER_FAILED_FIELD_NUMBER: _ClassVar[int]
+    MEASURING_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     state_changed: StateChanged
     waiting: Waiting
@@ -1099,17 +1112,22 @@ class NumberedEvent(_message.Message):
     condition_cleared: ConditionCleared
     job_ended: JobEnded
     logger_failed: LoggerFailed
-    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress_table: _Optional[_Union[ProgressTable, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ..., condition_raised: _Optional[_Union[ConditionRaised, _Mapping]] = ..., condition_cleared: _Optional[_Union[ConditionCleared, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., logger_failed: _Optional[_Union[LoggerFailed, _Mapping]] = ...) -> None: ...
+    measuring: Measuring
+    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress_table: _Optional[_Union[ProgressTable, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ..., condition_raised: _Optional[_Union[ConditionRaised, _Mapping]] = ..., condition_cleared: _Optional[_Union[ConditionCleared, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., logger_failed: _Optional[_Union[LoggerFailed, _Mapping]] = ..., measuring: _Optional[_Union[Measuring, _Mapping]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
 
 class Members(_message.Message):
-    __slots__ = ("members",)
+    __slots__ = ("members", "has_more")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[_values_pb2.Member]
-    def __init__(self, members: _Optional[_Iterable[_Union[_values_pb2.Member, _Mapping]]] = ...) -> None: ...
+    has_more: bool
+    def __init__(self, members: _Optional[_Iterable[_Union[_values_pb2.Member, _Mapping]]] = ..., has_more: bool = ...) -> None: ...
 
 class GetClocksRequest(_message.Message):
     __slots__ = ("job_id",)

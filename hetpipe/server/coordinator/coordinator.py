@@ -285,10 +285,10 @@ class Coordinator:
             self._jobs.feed_all(AgentDeparts(agent))
         _log.info("agent_departs", member=agent)
 
-    def members(self) -> tuple[Member, ...]:
-        """Live members in order of registration."""
+    def members(self, *, after: int = -1, limit: int | None = None) -> tuple[Member, ...]:
+        """Live members in order of registration: at most `limit` of those behind the order `after`."""
         with self.condition:
-            return self._registry.members(now=self._clock.monotonic())
+            return self._registry.members(now=self._clock.monotonic(), after=after, limit=limit)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

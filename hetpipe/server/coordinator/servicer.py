@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from functools import partial
 
+from hetpipe import __version__
 from hetpipe.clock import SYSTEM_CLOCK, Clock
-from hetpipe.errors import UnknownJob
+from hetpipe.decide.lifecycle.registry import MAX_MEMBERS
+from hetpipe.errors import ProtocolViolation, UnknownJob
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.server.coordinator.worker_requests import WorkerRequests
@@ -22,9 +23,9 @@ from hetpipe.values.events import (
     WorkerStatus,
 )
 from hetpipe.values.identity import Role
-from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.ids import JobId
 from hetpipe.values.link_measurement import LinksProgress
-from hetpipe.values.members import Lease, MemberRole, Registration, Renewal
+from hetpipe.values.members import Lease, MemberRole, Renewal
 from hetpipe.values.run import ClockSnapshot
 from hetpipe.wire import calls
 from hetpipe.wire.access import caller_of
@@ -37,6 +38,7 @@ from hetpipe.wire.calls import (
     HeartbeatRequest,
     KnownClocks,
     LeaveRequest,
+    ListMembersRequest,
     MeasureLinksRequest,
     Members,
     MoveWorkerRequest,
@@ -53,15 +55,22 @@ from hetpipe.wire.calls import (
     Workers,
 )
 from hetpipe.wire.checks import check_digest, check_submission
+from hetpipe.wire.feeds import Feeds, Outlet
 from hetpipe.wire.guard import address_of
 from hetpipe.wire.server import Server
 from hetpipe.wire.serving import Context, Handlers
-from hetpipe.wire.watchers import Turns, Viewer, Watch, Watchers
+from hetpipe.wire.watchers import Turns, Viewer, Watchers
 
-#: Streams of agents, and of people: together fewer than `NUM_THREADS`, so that calls always find a thread.
-MAX_AGENT_STREAMS = 64
+#: Streams of agents, which occupy no thread, and of people: fewer than `NUM_THREADS`, so that calls always find one.
+MAX_AGENT_STREAMS = MAX_MEMBERS[MemberRole.AGENT]
 MAX_VIEWER_STREAMS = 32
 NUM_THREADS = 192
+
+#: Calls that run or wait for a thread: many members send their heartbeats at about the same time.
+CONCURRENT_CALLS = 2 * NUM_THREADS + 1_024
+
+#: Members of a page; each may have many devices and measured links.
+MEMBERS_PER_PAGE = 250
 
 #: Of those of people, as many as one of them may have, and as all monitors together: the others are for operators.
 MAX_STREAMS_OF_VIEWER = 16
@@ -77,7 +86,10 @@ class CoordinatorServicer:
         self._worker_requests = WorkerRequests(coordinator)
         self._host = host
         condition = coordinator.condition
-        self._agents = Watchers(limit=MAX_AGENT_STREAMS, what="commands", condition=condition, clock=clock)
+        #: An agent has one stream: a newer one ends the older.
+        self._agents: Feeds[NumberedCommand] = Feeds(
+            limit=MAX_AGENT_STREAMS, what="commands", condition=condition, clock=clock
+        )
         self._viewers = Watchers(
             limit=MAX_VIEWER_STREAMS,
             what="jobs",
@@ -85,9 +97,6 @@ class CoordinatorServicer:
             clock=clock,
             turns=Turns(per_peer=MAX_STREAMS_OF_VIEWER, per_group={Role.MONITOR: MAX_MONITOR_STREAMS}),
         )
-        #: The newest stream of each agent: an older one ends when it comes.
-        self._agent_watches: dict[AgentId, Watch] = {}
-        self._lock = threading.Lock()
 
     def add_to(self, server: Server) -> None:
         """Register the handlers with `server`."""
@@ -95,7 +104,7 @@ class CoordinatorServicer:
         handlers.on(calls.REGISTER, self._register)
         handlers.on(calls.HEARTBEAT, self._heartbeat)
         handlers.on(calls.LEAVE, self._leave)
-        handlers.on_stream(calls.WATCH_COMMANDS, self._watch_commands)
+        handlers.on_feed(calls.WATCH_COMMANDS, self._watch_commands)
         handlers.on(calls.REPORT, self._report)
         handlers.on(calls.CERTIFY_STAGE, self._certify_stage)
         handlers.on(calls.FETCH_CODE, self._fetch_code)
@@ -108,7 +117,7 @@ class CoordinatorServicer:
         handlers.on(calls.MEASURE_LINKS, self._measure_links)
         handlers.on(calls.GET_STATUS, lambda request, _: self.status(request.job_id))
         handlers.on_stream(calls.WATCH_JOB, self._watch_job)
-        handlers.on(calls.LIST_MEMBERS, lambda _request, _: Members(self._coordinator.members()))
+        handlers.on(calls.LIST_MEMBERS, self._list_members)
         handlers.on(calls.GET_CLOCKS, self._clocks)
         handlers.on_stream(calls.WATCH_CLOCKS, self._watch_clocks)
         handlers.add_to(server, COORDINATOR_SERVICE)
@@ -116,6 +125,7 @@ class CoordinatorServicer:
         server.on_stop(self._viewers.close)
 
     def _register(self, request: RegisterRequest, context: Context) -> Lease:
+        _check_version(request.version, str(request.member))
         return self._coordinator.register(request.member, owner=_owner(context))
 
     def _heartbeat(self, request: HeartbeatRequest, context: Context) -> Renewal:
@@ -130,22 +140,24 @@ class CoordinatorServicer:
             owner=_owner(context),
         )
 
+    def _list_members(self, request: ListMembersRequest, _: Context) -> Members:
+        after = -1 if request.after is None else request.after
+        found = self._coordinator.members(after=after, limit=MEMBERS_PER_PAGE + 1)
+        return Members(found[:MEMBERS_PER_PAGE], has_more=len(found) > MEMBERS_PER_PAGE)
+
     def _leave(self, request: LeaveRequest, context: Context) -> None:
         self._coordinator.leave(request.member_id, request.registration, owner=_owner(context))
 
-    def _watch_commands(self, request: WatchCommandsRequest, context: Context) -> Iterator[NumberedCommand]:
-        agent, after = request.agent_id, request.after
-        with self._agents.watch(context) as watch:
-            with self._lock:
-                older, self._agent_watches[agent] = self._agent_watches.get(agent), watch
-            if older is not None:
-                older.end()
-            while commands := watch.wait(partial(self._commands, agent, request.registration, after)):
-                yield from commands
-                after = commands[-1].sequence
+    def _watch_commands(self, request: WatchCommandsRequest, context: Context, outlet: Outlet[NumberedCommand]) -> None:
+        after = request.after
 
-    def _commands(self, agent: AgentId, registration: Registration, after: int) -> tuple[NumberedCommand, ...] | None:
-        return self._coordinator.commands(agent, registration, after=after) or None
+        def take() -> NumberedCommand | None:
+            nonlocal after
+            command = next(iter(self._coordinator.commands(request.agent_id, request.registration, after=after)), None)
+            after = after if command is None else command.sequence
+            return command
+
+        self._agents.open(context, outlet, take, key=request.agent_id)
 
     def _report(self, request: ReportRequest, _: Context) -> None:
         self._coordinator.report(request.agent_id, request.registration, request.batch, request.reports)
@@ -265,6 +277,19 @@ class CoordinatorServicer:
         for index, agent in enumerate(self._coordinator.members_of(MemberRole.AGENT)):
             processes.append(ProcessStatus("agent", index, None, agent.host, agent.pid, "up"))
         return processes
+
+
+def _check_version(version: str, who: str) -> None:
+    """Refuse a member of another version of hetpipe: calls may have the same form and another meaning.
+
+    Raises:
+        ProtocolViolation: it has.
+    """
+    if version != __version__:
+        raise ProtocolViolation(
+            f"{who} runs {f'hetpipe {version}' if version else 'an earlier hetpipe'}, and the coordinator hetpipe "
+            f"{__version__}; run the same version on all machines (docs/upgrading.md)"
+        )
 
 
 def _owner(context: Context) -> str:

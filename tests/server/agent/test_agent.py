@@ -67,12 +67,12 @@ class Node:
         self.address = self.server.start()
         # The fake shards send one heartbeat; their lease is as long as the test.
         registry = self.coordinator._registry
-        registry.lease_seconds, lease = 1_000.0, registry.lease_seconds
+        registry.least_lease_seconds, lease = 1_000.0, registry.least_lease_seconds
         for index in range(2):
             shard = shard_member(index)
             token = self.coordinator.register(shard).registration
             self.coordinator.heartbeat(shard.id, token, clocks={}, jobs=(), last_command=0)
-        registry.lease_seconds = lease
+        registry.least_lease_seconds = lease
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick)
         self._ticker.start()

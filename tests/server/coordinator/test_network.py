@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hetpipe import __version__
 from hetpipe.client import AsyncClient, Client
 from hetpipe.errors import (
     JobError,
@@ -27,6 +28,7 @@ from hetpipe.errors import (
     UserError,
 )
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.server.coordinator import servicer
 from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.member_session import Hooks, MemberSession
 from hetpipe.values.commands import AgentReport, ChildExit, InspectCommand, KeyedStageReport, StopJobCommand
@@ -75,7 +77,7 @@ from hetpipe.wire.calls import (
     SubmitJobRequest,
     WatchCommandsRequest,
 )
-from hetpipe.wire.coordinator_client import CoordinatorClient, new_request_id
+from hetpipe.wire.coordinator_client import CoordinatorClient, all_members, new_request_id
 from hetpipe.wire.server import Server, ServerConfig
 from tests.server.coordinator.builders import JOB_ID, agent_member, clocks, job, submission
 from tests.server.coordinator.fakes import Cluster
@@ -123,6 +125,14 @@ class TestCalls:
         with pytest.raises(UnknownMember):
             client.invoke(HEARTBEAT, HeartbeatRequest(worker.id, lease.registration))
 
+    def test_members_come_in_pages(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(servicer, "MEMBERS_PER_PAGE", 3)
+        everyone = [member.info.id for member in network.cluster.coordinator.members()]
+        assert len(everyone) == 4
+        first = network.client.invoke(LIST_MEMBERS, ListMembersRequest())
+        assert ([member.info.id for member in first.members], first.has_more) == (everyone[:3], True)
+        assert [member.info.id for member in all_members(network.client)] == everyone
+
     def test_jobs(self, network: Network) -> None:
         job_id = network.submit()
         assert job_id == JOB_ID
@@ -145,8 +155,16 @@ class TestCalls:
 
     def test_a_peer_of_another_format_is_told_so(self, network: Network) -> None:
         older = replace(GET_STATUS, service="hetpipe.proto.v1.CoordinatorService")
-        with pytest.raises(ProtocolViolation, match="does not implement GetStatus; it may be another program"):
+        with pytest.raises(ProtocolViolation, match=f"does not implement GetStatus; it may .*hetpipe {__version__}"):
             network.client.invoke(older, GetStatusRequest())
+
+    @pytest.mark.parametrize(("version", "told"), [("0.0.9", "hetpipe 0.0.9"), ("", "an earlier hetpipe")])
+    def test_a_member_of_another_version_is_refused(self, network: Network, version: str, told: str) -> None:
+        worker = MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1, "h:5")
+        with pytest.raises(ProtocolViolation, match=f"runs {told}, and the coordinator hetpipe {__version__}"):
+            network.client.invoke(REGISTER, RegisterRequest(worker, version))
+        members = network.client.invoke(LIST_MEMBERS, ListMembersRequest()).members
+        assert worker.id not in [member.info.id for member in members]
 
     def test_errors_come_through(self, network: Network) -> None:
         with pytest.raises(JobError) as caught:
@@ -311,6 +329,14 @@ class TestMembership:
         assert "w" not in [
             member.info.id for member in network.client.invoke(LIST_MEMBERS, ListMembersRequest()).members
         ]
+
+    def test_a_heartbeat_tells_how_long_leases_are_now(self, network: Network) -> None:
+        membership = self.member(network)
+        membership.start()
+        network.cluster.coordinator._registry.least_lease_seconds = 9.0
+        membership.beat()
+        assert membership.lease.lease_seconds == 9.0
+        membership.close()
 
     def test_a_heartbeat_tells_and_hears(self, network: Network) -> None:
         network.cluster.coordinator._jobs.note_end(JobId("gone"))

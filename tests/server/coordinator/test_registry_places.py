@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetpipe.decide.lifecycle.registry import MAX_MEMBERS, MAX_WORKERS_OF_OWNER, Registry
+from hetpipe.decide.lifecycle.registry import MAX_MEMBERS, MAX_WORKERS_OF_OWNER, MEMBERS_OF_LEAST_LEASE, Registry
 from hetpipe.errors import HetpipeError, PermissionDenied, ProtocolViolation, ResourceExhausted
 from hetpipe.storage.store import MemberRecord
 from hetpipe.values.ids import ShardIndex
@@ -36,6 +36,17 @@ def test_workers_of_operators_leave_the_places_of_agents_and_parameter_servers()
     for number in range(MAX_MEMBERS[MemberRole.PARAMETER_SERVER]):
         take(registry, replace(shard_member(0), id=MemberId(f"ps{number}")))
     take(registry, agent_member("n0", pid=7))  # who comes back has its place
+    registry.remove(MemberId("n1"))
+    take(registry, agent_member("one more"))
+
+
+def test_leases_grow_with_the_cluster() -> None:
+    registry = Registry(5.0)
+    for number in range(2 * MEMBERS_OF_LEAST_LEASE):
+        assert registry.lease_seconds == pytest.approx(max(5.0, 5.0 * number / MEMBERS_OF_LEAST_LEASE))
+        take(registry, agent_member(f"n{number}"))
+    assert len(registry.expire(now=5.0)) == MEMBERS_OF_LEAST_LEASE + 1
+    assert registry.lease_seconds == 5.0
 
 
 def test_one_operator_leaves_places_to_the_others() -> None:
