@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks chart clean help
+.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks chart slurm-test skew-test clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -36,6 +36,8 @@ help:
 	@echo "make notebooks   the notebooks of examples/notebooks from their first cell to the last (some minutes)"
 	@echo "make chart   the Helm chart of k8s/chart, rendered by Helm's own code and checked as the manifests are (a minute, and pip's the first time)"
 	@echo "make ui-test   the pages of hetpipe ui in headless Chromium: widths, contrast, keyboard, screenshots in build/ui; needs chromium (two minutes)"
+	@echo "make slurm-test   the script of hetpipe render slurm on a Slurm of two nodes, started for it; needs slurm-wlm and munge (two minutes)"
+	@echo "make skew-test   services and commands of other versions meet those of this one (some minutes; needs the history of git)"
 	@echo "make gpu-test   runs and bits on one GPU; needs one (some minutes)"
 	@echo "make fuzz    100,000 mutated inputs to each decoder of what peers send (minutes)"
 
@@ -187,6 +189,12 @@ chart: build/chart/installed
 # In a real browser: neither that nor playwright is installed by make setup.
 ui-test: $(STAMP)
 	@$(BIN)/python -m tests.ui.browser
+
+slurm-test: $(STAMP)
+	@$(BIN)/python -m pytest -rs tests/processes/test_slurm.py
+
+skew-test: $(STAMP)
+	@$(BIN)/python -m pytest -rs tests/processes/test_version_skew.py
 
 gpu-test: setup
 	@$(BIN)/python -m pytest --numprocesses 4 --timeout 300 tests/gpu

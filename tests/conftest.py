@@ -130,9 +130,12 @@ _HERE = Path.cwd()
 _seen_here = {name for name in _RUN_FILES if (_HERE / name).exists()}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _nothing_of_a_run_here() -> Iterator[None]:
-    """Fail the first test after which files of a run are in the current folder, which is the checkout's."""
+    """Fail the first module after which files of a run are in the current folder, which is the checkout's.
+
+    Not of each test: most take less time than to look.
+    """
     yield
     found = {name for name in _RUN_FILES if (_HERE / name).exists()} - _seen_here
     _seen_here.update(found)

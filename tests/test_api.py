@@ -227,7 +227,7 @@ def test_train_and_resume_from_python(tmp_path: Path) -> None:
         run_dir=tmp_path / "first",
         progress=heard.append,
         epochs=1,
-        workers={"count": 2},
+        workers={"count": 2, "stages": 2},
     )
     assert result.run_dir == tmp_path / "first"
     assert (result.samples, result.minibatches, result.clocks) == (46, 12, {0: 3, 1: 3})
@@ -239,7 +239,10 @@ def test_train_and_resume_from_python(tmp_path: Path) -> None:
     _assert_minibatch_is_what_the_run_used(tmp_path / "first")
     _assert_opened(hetpipe.Run(tmp_path / "first"), result)
 
-    longer = hetpipe.train(resume=tmp_path / "first", run_dir=tmp_path / "second", progress="none", epochs=2)
+    again = {"count": 2, "stages": 1}
+    longer = hetpipe.train(
+        resume=tmp_path / "first", run_dir=tmp_path / "second", progress="none", epochs=2, workers=again
+    )
     assert (longer.samples, longer.global_clock) == (46, 6)
     assert longer.staleness.violations == 0
 

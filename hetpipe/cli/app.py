@@ -129,6 +129,7 @@ FAMILIES = (
                     Command("compose", "Write the cluster of `hetpipe up` as a Compose file."),
                     Command("manifests", "Write the Compose file and the Kubernetes manifests that ship with hetpipe."),
                     Command("k8s", "Write a job as a Kustomize overlay."),
+                    Command("slurm", "Write a batch script for Slurm."),
                     Command("schema", "Write the JSON Schema of a file that hetpipe reads, for editors."),
                 ),
             ),

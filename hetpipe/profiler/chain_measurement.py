@@ -126,6 +126,7 @@ class _Found:
     saved: Saved
     output_bytes: int
     times_ms: tuple[float, float]
+    repeats: int
     work: tuple[Work, Work]
     alive: tuple[AliveTensor, ...]
 
@@ -165,17 +166,17 @@ def measure_chain(
                 inputs = _copies(values)
                 values, saved = trace_saved(run, values)
                 work = trace_work(run, _copies(inputs))
-                times_ms = _median_times(run, inputs, stopwatch, sampling, clock)
+                times_ms, repeats = _median_times(run, inputs, stopwatch, sampling, clock)
             run.leave()
             alive = alive_behind(subject.chain, position, values)
-            found.append(_Found(run, saved, _num_bytes(values), times_ms, work, alive))
+            found.append(_Found(run, saved, _num_bytes(values), times_ms, repeats, work, alive))
     kept = kept_bytes([layer.saved for layer in found])
     layers = tuple(_measurement(layer, size) for layer, size in zip(found, kept, strict=True))
     return Measurement(
         device_type,
         layers,
         input_bytes,
-        sampling.least,
+        min(layer.repeats for layer in found),
         clock.wall(),
         tokens_per_sample=tokens_per_sample(subject),
         precision=subject.job.precision,
@@ -184,11 +185,14 @@ def measure_chain(
 
 def _median_times(
     run: LayerRun, inputs: Values, stopwatch: Stopwatch, sampling: Sampling, clock: Clock
-) -> tuple[float, float]:
-    """Median milliseconds of forward and backward."""
+) -> tuple[tuple[float, float], int]:
+    """Median milliseconds of forward and backward, and of how many samples."""
     gradients = run.gradients_for(run.forward(_copies(inputs)))
     run.backward(gradients)
+    began = clock.monotonic()
     for _ in range(sampling.warm_up):
+        if clock.monotonic() - began >= sampling.most_seconds:
+            break
         run.forward(_copies(inputs))
         run.backward(gradients)
     started = clock.monotonic()
@@ -202,7 +206,7 @@ def _median_times(
         stopwatch.lap()
         for times, time_ms in zip(samples, stopwatch.laps_ms(), strict=True):
             times.append(time_ms)
-    return median(samples[0]), median(samples[1])
+    return (median(samples[0]), median(samples[1])), len(samples[0])
 
 
 def _measurement(found: _Found, activation_bytes: int) -> LayerMeasurement:

@@ -48,7 +48,9 @@ class LinkSampling:
     largest_bytes: int = MAX_BYTES
     long_enough_seconds: float = 0.02
     """Minimum duration of a timed round trip."""
-    small: Sampling = field(default_factory=lambda: Sampling(warm_up=20, least=50, most_seconds=0.5, tolerance=0.02))
+    small: Sampling = field(
+        default_factory=lambda: Sampling(warm_up=20, least=50, fewest=50, most_seconds=0.5, tolerance=0.02)
+    )
     large: Sampling = field(
         default_factory=lambda: Sampling(warm_up=1, least=5, most=100, most_seconds=0.8, tolerance=0.02)
     )

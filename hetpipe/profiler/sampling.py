@@ -25,7 +25,9 @@ class Sampling:
     warm_up: int = 3
     """Warm-up runs, in which memory is allocated and kernels are selected and loaded."""
     least: int = 20
-    """Minimum number of samples."""
+    """Minimum number of samples, unless the time limit ends them before."""
+    fewest: int = 5
+    """Minimum number of samples of a layer for which the time limit is too short."""
     most: int = 1000
     """Maximum number of samples."""
     tolerance: float = 0.01
@@ -36,11 +38,11 @@ class Sampling:
     @classmethod
     def fixed(cls, repeats: int) -> Sampling:
         """Exactly `repeats` samples."""
-        return cls(least=repeats, most=repeats)
+        return cls(least=repeats, fewest=repeats, most=repeats)
 
     @classmethod
     def within(cls, *, num_layers: int, total_seconds: float = 60.0) -> Sampling:
-        """Limits that fit a whole model into about `total_seconds`, unless the minimum number of samples takes longer.
+        """Limits that fit a whole model into about `total_seconds`, unless the fewest samples take longer.
 
         >>> Sampling.within(num_layers=1200).most_seconds
         0.05
@@ -56,12 +58,12 @@ class Sampling:
             elapsed_seconds: total time of the samples.
         """
         count = len(samples_ms[0])
-        if count < self.least:
-            return False
         if count >= self.most or elapsed_seconds >= self.most_seconds:
-            return True
-        return elapsed_seconds >= self.least_seconds and all(
-            relative_error(samples) <= self.tolerance for samples in samples_ms
+            return count >= self.fewest
+        return (
+            count >= self.least
+            and elapsed_seconds >= self.least_seconds
+            and all(relative_error(samples) <= self.tolerance for samples in samples_ms)
         )
 
 

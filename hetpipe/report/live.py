@@ -6,6 +6,7 @@ from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,7 @@ from hetpipe.report.progress import (
     cells,
     evaluation_text,
     headings,
+    measuring_text,
     slow_text,
     totals_text,
 )
@@ -28,17 +30,44 @@ from hetpipe.values.events import (
     Evaluated,
     JobEnded,
     JobEvent,
+    Measuring,
     Notice,
     ProgressTable,
     Rewound,
     StateChanged,
     Waiting,
 )
+from hetpipe.values.measurement import ProfileStep
 
 _REFRESHES_PER_SECOND = 4
 
 #: Columns of numbers, from the left: all but the stages.
 _TEXT_COLUMNS = {1}
+
+
+class MeasuringBar:
+    """The progress of a measurement as a bar, with the time that remains."""
+
+    def __init__(self, console: Console, beginning: str, clock: Clock) -> None:
+        """Describe the work before the first step as `beginning`."""
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            get_time=clock.monotonic,
+        )
+        self._task = self.progress.add_task(beginning, total=None)
+
+    def show(self, step: ProfileStep) -> None:
+        """Show the layer that is being measured."""
+        self.progress.update(self._task, description=measuring_text(step), completed=step.done, total=step.total)
+
+    def __rich__(self) -> RenderableType:
+        """As part of a larger display."""
+        return self.progress.get_renderable()
 
 
 class LiveView(View):
@@ -57,6 +86,8 @@ class LiveView(View):
         self._conditions = EventConditions()
         #: The current wait, reported every few seconds while it lasts; empty if there is none.
         self._waiting = ""
+        #: The measurement of the model's layers, while it lasts.
+        self._measuring: MeasuringBar | None = None
         self._live = Live(
             console=Console(file=stream, highlight=False, soft_wrap=False),
             refresh_per_second=_REFRESHES_PER_SECOND,
@@ -70,11 +101,17 @@ class LiveView(View):
         """Implement `View.show`."""
         match event:
             case StateChanged(state=state, remark=remark):
-                self._state, self._waiting = STATE_TEXTS[state], ""
+                self._state, self._waiting, self._measuring = STATE_TEXTS[state], "", None
+                self._live.refresh()
                 if remark:
                     self._print(remark)
             case Waiting(sentence=sentence, seconds=seconds):
                 self._waiting = f"waiting for {duration(seconds)}: {sentence}"
+                self._live.refresh()
+            case Measuring(step=step):
+                self._measuring = self._measuring or MeasuringBar(self._live.console, "", self._clock)
+                self._measuring.show(step)
+                self._waiting = ""
                 self._live.refresh()
             case Evaluated():
                 self._evaluated = event
@@ -109,6 +146,8 @@ class LiveView(View):
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = [self._headline()]
+        if self._measuring is not None and not self._has_ended:
+            parts.append(self._measuring)
         if self._table is not None:
             parts += [Text(totals_text(self._table)), _drawn(self._table)]
             parts += [Text(slow_text(slow), style="yellow") for slow in self._table.slow]

@@ -16,6 +16,7 @@ from hetpipe.values.events import (
     VirtualWorkerRow,
 )
 from hetpipe.values.life_state import WORKING, LifeState
+from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.memory import policies_text
 from hetpipe.values.quantities import bytes_text, of_bytes_text
 
@@ -32,6 +33,24 @@ STATE_TEXTS: dict[JobState, str] = {
     JobState.STOPPED: "stopped",
     JobState.FAILED: "failed",
 }
+
+
+def measuring_text(step: ProfileStep) -> str:
+    """Which layer is being measured, for the bar on a terminal.
+
+    >>> measuring_text(ProfileStep("cpu", "h.2", 2, 14))
+    'measuring h.2 on cpu'
+    """
+    return f"measuring {step.layer} on {step.device_type}"
+
+
+def measuring_pairs(step: ProfileStep, unit: str = "layers") -> dict[str, object]:
+    """The same as the keys and values of a line; `unit` is the noun for the counted steps.
+
+    >>> measuring_pairs(ProfileStep("cpu", "h.2", 2, 14))
+    {'measuring': 'h.2', 'on': 'cpu', 'layers': '2/14'}
+    """
+    return {"measuring": step.layer, "on": step.device_type, unit: f"{step.done}/{step.total}"}
 
 
 def headings(table: ProgressTable) -> list[str]:

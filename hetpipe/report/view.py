@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 
 from hetpipe.clock import Clock
 from hetpipe.report.conditions import condition_line
-from hetpipe.report.progress import evaluation_line, notice_line, table_line
+from hetpipe.report.progress import evaluation_line, measuring_pairs, notice_line, table_line
 from hetpipe.report.text import pairs
 from hetpipe.values.events import (
     ConditionCleared,
@@ -20,6 +20,7 @@ from hetpipe.values.events import (
     Evaluated,
     JobEnded,
     JobEvent,
+    Measuring,
     Notice,
     ProgressTable,
     StateChanged,
@@ -84,9 +85,10 @@ class LineView(View):
         self._began = clock.monotonic()
         self._progress = _Pace(LINE_SECONDS)
         self._evaluations = _Pace(EVALUATION_SECONDS)
+        self._measuring = _Pace(WAIT_SECONDS)
         self._waits = WaitPace()
 
-    def show(self, event: JobEvent) -> None:
+    def show(self, event: JobEvent) -> None:  # noqa: C901 - one per kind of event
         """Implement `View.show`."""
         match event:
             case StateChanged(state=state, remark=remark):
@@ -96,6 +98,8 @@ class LineView(View):
             case Waiting(sentence=sentence, seconds=seconds):
                 if self._waits.admit(event, now=self._clock.monotonic()):
                     self._write(pairs({"event": "waiting", "seconds": round(seconds, 1), "sentence": sentence}))
+            case Measuring(step=step):
+                self._write(self._measuring.admit(pairs(measuring_pairs(step)), now=self._clock.monotonic()))
             case Evaluated():
                 self._write(self._evaluations.admit(evaluation_line(event), now=self._clock.monotonic()))
             case ProgressTable():

@@ -31,6 +31,7 @@ _OWN_COMMANDS = frozenset(
         "scan",
         "script|load",
         "select",
+        "wait",
         "xrange",
         "xrevrange",
         "zrange",

@@ -54,6 +54,9 @@ Record = TypeVar("Record", JobRecord, MemberRecord)
 #: Timeouts in seconds of connecting and of a reply. Below the deadline of a heartbeat, which may wait for both.
 _ANSWER_SECONDS = 1.0
 
+#: Timeout in seconds of replicas, below that of a reply.
+_REPLICA_SECONDS = 0.8
+
 #: Namespace of stored data.
 _WRITES = (
     "append_event",
@@ -69,6 +72,9 @@ _WRITES = (
     "renew_member",
     "replace_job",
 )
+
+#: Writes that are repeated every second, so that a failover may lose one: they do not wait for replicas.
+_RENEWALS = frozenset({"renew_lead", "renew_member"})
 
 #: Namespace of the lead.
 _LEAD = ("acquire_lead", "release_lead", "renew_lead", "set_counters")
@@ -112,13 +118,16 @@ class PasswordFile(redis.CredentialProvider):
 class RedisStore:
     """`Store` in Redis. Leases use the server's clock."""
 
-    def __init__(self, url: str, *, access: RedisAccess | None = None, fence: FenceSource | None = None) -> None:
+    def __init__(
+        self, url: str, *, access: RedisAccess | None = None, fence: FenceSource | None = None, replicas: int = 0
+    ) -> None:
         """Connect, on first use, to `redis://…`, `rediss://…` or `unix://…`.
 
         Args:
             url: the address, with a user name but without a password.
             access: password and certificates.
             fence: the fence of the lead that all writes require; None: no lead.
+            replicas: number of replicas of Redis that must have a write before it counts.
 
         Raises:
             UserError: the URL or a file of `access` cannot be used.
@@ -126,6 +135,7 @@ class RedisStore:
         self._target = read_url(url)
         self._redis = _connect(self._target, access or RedisAccess())
         self._fence = fence
+        self._replicas = replicas
         fenced = "" if fence is None else _script("fenced")
         self._scripts: dict[str, Script] = {
             **{name: self._redis.register_script(fenced + _script(name)) for name in _WRITES},
@@ -383,7 +393,18 @@ class RedisStore:
 
     def _call(self, script: str, script_keys: Sequence[str], arguments: Sequence[str | int]) -> object:
         with self._guarded():
-            return self._scripts[script](keys=list(script_keys), args=list(arguments))
+            if not self._replicas or script in _RENEWALS:
+                return self._scripts[script](keys=list(script_keys), args=list(arguments))
+            # Redis waits for the writes of the connection that asks.
+            with self._redis.client() as connection:  # type: ignore[no-untyped-call]  # redis ships it untyped
+                answer = self._scripts[script](keys=list(script_keys), args=list(arguments), client=connection)
+                have = cast("int", connection.wait(self._replicas, round(_REPLICA_SECONDS * 1_000)))
+        if have < self._replicas:
+            raise StoreUnavailable(
+                f"a write reached {have} of the {self._replicas} replicas of Redis at {self._target.place} that "
+                f"--store-replicas requires within {_REPLICA_SECONDS} s; restart the replicas, or repair their link"
+            )
+        return answer
 
     def _indexed(self, index: str, key_of: Callable[[str], str]) -> list[tuple[str, dict[str, str]]]:
         """The ids of an index in order, each with the fields of its record, empty if it has expired."""
@@ -401,6 +422,9 @@ class RedisStore:
         except redis.RedisError as error:
             if str(error).startswith(_NOT_LEADER):
                 raise NotLeader("another coordinator leads now; the write of this one was rejected") from error
+            if isinstance(error, redis.exceptions.ReadOnlyError):
+                # It was the primary once. The next command connects, and resolves the name, anew.
+                self._redis.connection_pool.disconnect()
             if str(error).startswith(_EXHAUSTED):
                 raise StoreDamaged(_exhausted(self._target, str(error).removeprefix(_EXHAUSTED).strip())) from error
             raise StoreUnavailable(_sentence(self._target, error)) from error

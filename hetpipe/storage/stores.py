@@ -10,7 +10,12 @@ from hetpipe.storage.store import FenceSource, Store
 
 
 def open_store(
-    url: str, *, access: RedisAccess | None = None, fence: FenceSource | None = None, clock: Clock = SYSTEM_CLOCK
+    url: str,
+    *,
+    access: RedisAccess | None = None,
+    fence: FenceSource | None = None,
+    replicas: int = 0,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Store:
     """Open the store given by `memory`, `redis://USER@HOST:PORT/DB`, `rediss://…` or `unix://PATH`.
 
@@ -18,12 +23,15 @@ def open_store(
         url: as given by the user.
         access: password and certificates, for Redis.
         fence: the fence of the lead that all writes require; None: no lead.
+        replicas: number of replicas of Redis that must have a write before it counts.
         clock: of leases in memory.
 
     Raises:
         UserError: it is not such a URL, or `access` cannot be used.
     """
     if url == "memory":
+        if replicas:
+            raise UserError("--store memory has no replicas; leave --store-replicas out, or use --store redis://…")
         if access is not None and access != RedisAccess():
             raise UserError("--store memory takes no password and no certificates; use --store redis://… with them")
         return MemoryStore(clock)
@@ -31,5 +39,5 @@ def open_store(
         # Only users of Redis pay for its import.
         from hetpipe.storage.redis_store import RedisStore
 
-        return RedisStore(url, access=access, fence=fence)
+        return RedisStore(url, access=access, fence=fence, replicas=replicas)
     raise UserError(f"--store {url} is not a store; write `memory` or `redis://HOST:PORT/DB`")

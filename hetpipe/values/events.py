@@ -18,8 +18,9 @@ from pydantic import Field
 
 from hetpipe.values.bounds import MAX_CODE_BYTES, Name
 from hetpipe.values.conditions import Condition, ConditionKind
-from hetpipe.values.ids import Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, Clock, DeviceId, Incarnation, JobId, LayerIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
+from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.plan import ModelReport, ProofReport
 from hetpipe.values.run import ClockSnapshot
@@ -151,6 +152,15 @@ class Waiting(Event):
     sentence: str
     seconds: float
     kind: Literal["waiting"] = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring(Event):
+    """An agent measures the layers of the model; reported every few seconds."""
+
+    step: ProfileStep
+    agent: AgentId
+    kind: Literal["measuring"] = "measuring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,6 +551,7 @@ class JobEnded(Event):
 JobEvent = (
     StateChanged
     | Waiting
+    | Measuring
     | Evaluated
     | ProgressTable
     | WorkerLost

@@ -16,8 +16,9 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
+from hetpipe import __version__
 from hetpipe.decide.sync.records import Record
-from hetpipe.values.bounds import MAX_LISTED, Sentence
+from hetpipe.values.bounds import MAX_LISTED, Name, Sentence
 from hetpipe.values.commands import AgentReport, NumberedCommand, StageKey
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import CodeArchive, JobState, JobStatus, NumberedEvent, StopMode, Submission, WorkerStatus
@@ -77,6 +78,8 @@ class RegisterRequest:
 
     member: MemberInfo
     """The new member."""
+    version: Name = __version__
+    """Of hetpipe, that it runs; empty in versions that do not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError
 
+from hetpipe import __version__
 from hetpipe.clock import Clock
 from hetpipe.errors import Busy, HetpipeError, PermissionDenied, ProtocolViolation, Unauthenticated
 from hetpipe.observe.log import get_logger
@@ -186,7 +187,7 @@ class Guard(grpc.ServerInterceptor):
         return self._feeds.call(name, replace(limits, calls_per_peer=None, streams_per_peer=most), is_stream=True)
 
     def _unknown(self, call: str, _messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        sentence = f"{call[:200]!r} is not a call of this server"
+        sentence = f"{call[:200]!r} is not a call of this server, which runs hetpipe {__version__}"
         self._note(call, context, "UnknownCall", sentence)
         self._refusals.strain(self._name_and_limits(context, self._peer(context))[0])
         context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)

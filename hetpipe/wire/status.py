@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import grpc
 
-from hetpipe import errors
+from hetpipe import __version__, errors
 from hetpipe.errors import HetpipeError, JobError
 from hetpipe.wire.grpc_internals import TOO_MANY_CALLS
 
@@ -146,7 +146,8 @@ def translate_rpc_error(
         return kind(f"{where} refused {call}: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.ProtocolViolation(
-            f"{where} does not implement {call}; it may be another program or another version"
+            f"{where} does not implement {call}; it may be another program or another version ({details}); this is "
+            f"hetpipe {__version__}"
         )
     return HetpipeError(f"{where} failed in {call} after {elapsed_seconds:.1f} s: {details}")
 

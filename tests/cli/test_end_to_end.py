@@ -18,9 +18,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from hetpipe.api import train
 from hetpipe.cli.app import app
-from hetpipe.values.events import JobEvent, StateChanged
 from hetpipe.values.identity import Peer
 from tests.certs.cluster import AGENT, COORDINATOR, OPERATOR, SHARD, cluster
 from tests.cli.fakes import RESULT
@@ -48,7 +46,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return value
 
 
-def test_a_run_and_everything_one_does_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_and_everything_one_does_with_it(tmp_path: Path) -> None:
     peak = 5e10
     sync = {"kind": "wsp", "D": 1, "minibatches_per_wave": 2, "deterministic": True}
     job, run_dir = write_job(tmp_path, cluster={"file": cpus_with_peak(peak)}, sync=sync), tmp_path / "run"
@@ -95,16 +93,6 @@ def test_a_run_and_everything_one_does_with_it(tmp_path: Path, monkeypatch: pyte
     finished = in_this_process("train", "--resume", run_dir, "--json")
     assert finished.returncode == 2
     assert "is finished: it trained 2 of 2 epochs" in last_line(finished)["errors"][0]
-
-    # From Python, for one more epoch, and cut in another way.
-    heard: list[JobEvent] = []
-    monkeypatch.chdir(ROOT)
-    longer = train(
-        resume=run_dir, run_dir=tmp_path / "longer", progress=heard.append, epochs=3, workers={"count": 2, "stages": 1}
-    )
-    assert any(isinstance(event, StateChanged) for event in heard)
-    assert (longer.run_dir, longer.samples, longer.staleness.violations) == (tmp_path / "longer", 46, 0)
-    assert json.loads((longer.run_dir / "result.json").read_text()) == {"state": "finished", **longer.to_json()}
 
 
 #: The job of `write_job`, where it is deterministic.
@@ -199,6 +187,7 @@ def test_a_model_that_would_train_to_something_else_never_trains(tmp_path: Path)
     assert not (tmp_path / "run" / "plan.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_killing_the_program_leaves_no_process_and_an_honest_status(tmp_path: Path) -> None:
     train = Train(tmp_path, write_job(tmp_path, epochs=100_000, workers={"count": 2}))
     train.wait_for_checkpoint()

@@ -34,7 +34,7 @@ def test_every_command_of_the_manual_is_there() -> None:
     }
     planning = {"profile", "plan", "simulate", "compare", "cluster", "cluster show", "cluster catalogue"}
     drawing = {"render", "render schedule", "render compose", "render k8s", "render redis-acl", "render manifests"}
-    drawing.add("render schema")
+    drawing |= {"render schema", "render slurm"}
     containers = {"up", "down", "ps", "logs", "cluster from-k8s"}
     looking_after = {"top", "ui", "debug", "script", "stop", "health", "certs", "certs init", "certs issue"}
     looking_after |= {"workers", "workers list", "workers drain", "workers add", "workers move"}

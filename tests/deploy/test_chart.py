@@ -143,10 +143,11 @@ class TestCertificates:
 
 
 def test_the_coordinator_of_a_managed_redis() -> None:
-    manifests = render_chart({"redis": MANAGED | {"user": "me", "database": 3}})
+    manifests = render_chart({"redis": MANAGED | {"user": "me", "database": 3, "replicas": 1}})
     (coordinator,) = by_component(tuple(workloads_in(manifests)), "coordinator")
     (container,) = coordinator.containers
     assert "--store=rediss://me@redis.example.org:6380/3" in coordinator.command(container)
+    assert "--store-replicas=1" in coordinator.command(container)
     assert [word for word in coordinator.command(container) if word.startswith("--store-ca")] == [
         "--store-ca=/run/hetpipe/store-ca/ca.crt"
     ]

@@ -25,8 +25,6 @@ from hetpipe.forking.fork_server import MOST_DEATHS, VARIABLE, ForkServer
 from hetpipe.forking.messages import MAX_MESSAGE_BYTES, receive_message, send_message
 from hetpipe.forking.process import Launch, Process, spawn
 from hetpipe.phases import LAUNCH
-from hetpipe.wire.calls import LIST_MEMBERS, ListMembersRequest
-from hetpipe.wire.coordinator_client import CoordinatorClient
 from tests.forking.programs import PROGRAMS, environment
 from tests.server.agent.programs import ends
 
@@ -169,25 +167,6 @@ def test_its_first_environment_has_no_variables_of_others(bench: Bench) -> None:
     _, facts = bench.facts("show", "wait")
     assert "OMP_NUM_THREADS" in facts["first environment"]
     assert "WANDB_API_KEY" not in facts["first environment"]
-
-
-def test_the_real_one_starts_nothing_and_grpc_begins_in_what_it_forks() -> None:
-    """It has imported torch and gRPC, has one thread, and two services that it has forked answer calls."""
-    bench = Bench(ForkServer(environment()))
-    try:
-        for _ in range(2):
-            _, lines = bench.start("hetpipe", "serve", "coordinator", reports=False)
-            while "address" not in (said := next_object(lines)):
-                """Its log."""
-            client = CoordinatorClient(said["address"])
-            assert client.invoke(LIST_MEMBERS, ListMembersRequest()).members == ()
-            client.close()
-        threads = list(Path(f"/proc/{bench.server.pid}/task").iterdir())
-        assert len(threads) == 1
-        mapped = Path(f"/proc/{bench.server.pid}/maps").read_text()
-        assert ("libtorch_cpu" in mapped, "cygrpc" in mapped) == (True, True)
-    finally:
-        bench.close()
 
 
 def test_two_of_them_draw_different_random_numbers(shared: Bench) -> None:

@@ -143,8 +143,8 @@ def sentences(length: int = zoo.TOKENS) -> dict[str, Tensor]:
 def test_gpt2_of_other_lengths_is_cut_as_of_the_first_one() -> None:
     subject = Subject(zoo.gpt2, sentences())
     assert not differences(subject.uncut(sentences()), subject.watched(sentences()))
-    for length in (zoo.TOKENS, 3, 7):
-        assert_cut_anywhere(subject, sentences(length), at_most=4)
+    for length in (3, 7):
+        assert_cut_anywhere(subject, sentences(length), at_most=2)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -368,7 +368,7 @@ def test_layers_that_are_skipped_at_random_are_cut_before_their_draws(share: flo
     names = [layer.name for layer in subject.layers]
     layers = [f"layers.{index}" for index in range(10)]
     assert (len(names) == 3 + 3 * 10) if share == 0.0 else (names == ["entry", "tanh", *layers])
-    for seed in range(5):
+    for seed in range(3):
         with patch("tests.model.harness.SEED", seed):
             assert_cut_anywhere(subject, made, at_most=4)
 
@@ -407,7 +407,7 @@ def test_layers_that_are_skipped_in_two_towers(*, returns_all: bool) -> None:
     names = [layer.name for layer in subject.layers]
     first = [f"first.{index}" for index in range(4)]
     assert names == ["entry", "other", *(first[:2] if returns_all else [*first, "add", "add@1", "add@2"])]
-    for seed in range(8):
+    for seed in range(4):
         with patch("tests.model.harness.SEED", seed):
             assert_cut_anywhere(subject, made)
 

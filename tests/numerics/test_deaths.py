@@ -55,7 +55,7 @@ def survive(what: Case, folder: Path, *deaths: Death, **options: Any) -> InProce
 @pytest.mark.parametrize(
     ("at", "number"),
     every_nth(
-        2,
+        3,
         [
             ("before join", None),
             ("after join", None),

@@ -138,8 +138,8 @@ CHANGES: tuple[tuple[dict[str, int], tuple[int | str, ...], str], ...] = (
 @pytest.mark.parametrize(
     ("weights", "model"),
     [
-        *((weights, "noisy") for weights in WEIGHT_POLICIES),
-        *every_nth(3, ((weights, "spectral") for weights in WEIGHT_POLICIES)),
+        *every_nth(2, ((weights, "noisy") for weights in WEIGHT_POLICIES)),
+        *every_nth(4, ((weights, "spectral") for weights in WEIGHT_POLICIES)),
     ],
 )
 def test_policies_change_while_a_run_trains(weights: Any, model: str, tmp_path: Path) -> None:

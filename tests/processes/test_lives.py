@@ -1,6 +1,7 @@
 """Virtual workers that are killed or hang come back, nobody else stops, and the history is in order.
 
-So does a coordinator, in the same run: starting one costs more than all that is done to it.
+So does a coordinator, in the same run: starting one costs more than all that is done to it. And the fork server of the
+run is looked at there: it has what its processes would import, and no thread that they would lack.
 """
 
 from __future__ import annotations
@@ -49,6 +50,17 @@ def waves(train: Train, vw: int, life: int) -> list[float]:
     return [line["t"] for line in commits if (line["vw"], line["incarnation"]) == (vw, life)]
 
 
+def fork_server_of(pid: int) -> Path:
+    """Its folder in /proc."""
+    children = [
+        Path("/proc", child)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in path.read_text().split()
+    ]
+    (found,) = (child for child in children if b"hetpipe.fork_server" in (child / "cmdline").read_bytes())
+    return found
+
+
 def stop(train: Train) -> Outcome:
     train.process.send_signal(signal.SIGINT)
     outcome = train.finish()
@@ -64,6 +76,10 @@ def test_a_stage_that_is_killed_one_that_hangs_and_a_coordinator_that_is_killed(
     job = write_job(tmp_path, **ENDLESS, survive={"stall": "8s"}, workers={"count": 2, "stages": num_stages})
     train = Train(tmp_path, job)
     train.wait_for_checkpoint()
+    fork_server = fork_server_of(train.process.pid)
+    assert len(list((fork_server / "task").iterdir())) == 1, "whom it forks would lack its threads"
+    mapped = (fork_server / "maps").read_text()
+    assert ("libtorch_cpu" in mapped, "cygrpc" in mapped) == (True, True)
     stages = pids_of(train.status(), "stage")
     killed_at = SYSTEM_CLOCK.monotonic()
     kill(stages[-1])

@@ -131,10 +131,40 @@ def test_times_are_medians_of_the_clock() -> None:
         clock=Ticking(),
         on_layer=lambda _: None,
     )
-    # Looks of the first layer: start, elapsed, then (lap, lap, lap, elapsed) three times; the middle one counts.
-    assert found.layers[0].forward_ms == pytest.approx(8.0)
-    assert found.layers[0].backward_ms == pytest.approx(9.0)
+    # Looks of the first layer: four at the warm-up, start, elapsed, then (lap, lap, lap, elapsed) three times, of which
+    # the middle one counts.
+    assert found.layers[0].forward_ms == pytest.approx(12.0)
+    assert found.layers[0].backward_ms == pytest.approx(13.0)
     assert (found.repeats, found.measured_at) == (3, 1000.0)
+
+
+class Slow:
+    """A clock on which each look takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def wall(self) -> float:
+        return 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError(seconds)
+
+
+def test_a_slow_layer_is_measured_a_few_times_only() -> None:
+    found = measure_chain(
+        models.subject("frozen"),
+        torch.device("cpu"),
+        "cpu",
+        sampling=Sampling.within(num_layers=20),
+        clock=Slow(),
+        on_layer=lambda _: None,
+    )
+    assert found.repeats == Sampling().fewest
 
 
 def test_an_error_of_a_layer_is_one_sentence() -> None:

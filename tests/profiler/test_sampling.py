@@ -9,7 +9,7 @@ import pytest
 
 from hetpipe.profiler.sampling import Sampling, relative_error
 
-SAMPLING = Sampling(least=5, most=50, tolerance=0.01, least_seconds=0.5, most_seconds=2.0)
+SAMPLING = Sampling(least=5, fewest=3, most=50, tolerance=0.01, least_seconds=0.5, most_seconds=2.0)
 CALM = [1.0] * 5
 WILD = [1.0, 2.0, 3.0, 4.0, 5.0]
 
@@ -17,7 +17,9 @@ WILD = [1.0, 2.0, 3.0, 4.0, 5.0]
 @pytest.mark.parametrize(
     ("samples", "elapsed_seconds", "is_enough"),
     [
-        ([CALM[:4], CALM[:4]], 9.0, False),  # too few, however long they took
+        ([CALM[:2], CALM[:2]], 9.0, False),  # too few, however long they took
+        ([CALM[:3], WILD[:3]], 2.0, True),  # no more time
+        ([CALM[:4], CALM[:4]], 1.9, False),  # too few, and there is time
         ([CALM, CALM], 0.4, False),  # too soon
         ([CALM, CALM], 0.5, True),
         ([CALM, WILD], 1.9, False),  # one of the two times is not stable yet

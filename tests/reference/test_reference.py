@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
+from tests.pairwise import every_nth
 from tests.reference.executor import ReferenceResult, ReferenceRun, run_reference
 
 VW0, VW1 = VirtualWorkerIndex(0), VirtualWorkerIndex(1)
@@ -127,7 +128,7 @@ OPTIMIZERS: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "arguments"), OPTIMIZERS, ids=str)
+@pytest.mark.parametrize(("optimizer", "arguments"), every_nth(2, OPTIMIZERS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.exhaustive)], ids=str)
 def test_one_worker_and_one_minibatch_per_wave_is_a_plain_loop(
     dtype: torch.dtype, optimizer: str, arguments: dict[str, object]

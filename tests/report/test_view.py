@@ -16,6 +16,7 @@ from hetpipe.values.events import (
     JobEnded,
     JobEvent,
     JobState,
+    Measuring,
     ReplanJudged,
     Rewound,
     StateChanged,
@@ -27,8 +28,9 @@ from hetpipe.values.events import (
     WorkerRejoined,
     WorkerReplanned,
 )
-from hetpipe.values.ids import Clock, Incarnation, StageIndex
+from hetpipe.values.ids import AgentId, Clock, Incarnation, StageIndex
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
+from hetpipe.values.measurement import ProfileStep
 from tests.cli.fakes import evaluated, table
 from tests.support.fake_clock import FakeClock
 
@@ -151,6 +153,22 @@ def test_the_same_wait_is_told_again_more_and_more_rarely() -> None:
     assert len(lines_of(stream)) == 7, "another wait, or one that begins anew, is told at once"
 
 
+def measuring(done: int) -> Measuring:
+    return Measuring(ProfileStep("cpu", f"h.{done}", done, 14), AgentId("n0"))
+
+
+def test_lines_about_measured_layers_keep_their_distance() -> None:
+    clock, stream = FakeClock(), io.StringIO()
+    view = LineView(stream, clock)
+    for done in range(4):
+        view.show(measuring(done))
+        clock.advance(5.0)
+    assert lines_of(stream) == [
+        "t=0.0 measuring=h.0 on=cpu layers=0/14",
+        "t=10.0 measuring=h.2 on=cpu layers=2/14",
+    ]
+
+
 class Terminal(io.StringIO):
     """A terminal of 120 columns."""
 
@@ -179,6 +197,27 @@ def test_a_wait_stays_on_one_line_of_the_terminal_until_somebody_goes_on() -> No
     view.show(replace(table(3, 4), samples=100_000))
     view.say("another remark")
     assert "waiting for" not in terminal.getvalue().rpartition("another remark")[2]
+    view.close()
+
+
+@pytest.mark.usefixtures("_wide")
+def test_measured_layers_are_one_bar_until_the_next_state() -> None:
+    clock, terminal = FakeClock(), Terminal()
+    view = LiveView(terminal, name="small", clock=clock)
+    view.show(StateChanged(JobState.INSPECTING))
+    view.show(Waiting("the coordinator waits for agent n0 to import and inspect the model", 5.0))
+    for done in (0, 2, 4):
+        view.show(measuring(done))
+        clock.advance(5.0)
+    view.say("a remark")
+    after = terminal.getvalue().rpartition("a remark")[2]
+    assert "measuring h.4 on cpu" in after
+    assert "4/14" in after
+    assert "0:00:25" in after, "the time that remains: ten layers of 2.5 s"
+    assert "waiting for" not in after
+    view.show(StateChanged(JobState.PLANNING))
+    view.say("another remark")
+    assert "measuring" not in terminal.getvalue().rpartition("another remark")[2]
     view.close()
 
 

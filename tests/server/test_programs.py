@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -77,7 +78,8 @@ def members_when(address: str, wanted: Callable[[tuple[Member, ...]], bool]) -> 
 
 
 def test_a_cluster_of_programs(start: Start, tmp_path: Path) -> None:
-    coordinator = start("coordinator", "--log", str(tmp_path / "coordinator.log"))
+    log = tmp_path / "coordinator.log"
+    coordinator = start("coordinator", "--metrics-port", "0", "--log", str(log))
     ready = coordinator.ready()
     assert ready == {"role": "coordinator", "address": ready["address"], "pid": coordinator.process.pid}
     agent = start(
@@ -93,6 +95,13 @@ def test_a_cluster_of_programs(start: Start, tmp_path: Path) -> None:
     )
     assert agent.ready() == {"role": "agent", "address": "127.0.0.1", "pid": agent.process.pid}
     [member] = members_when(ready["address"], bool)
+    (port,) = [
+        line["port"] for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "metrics_served"
+    ]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
+        text = answer.read().decode()
+    assert 'hetpipe_info{role="coordinator"' in text
+    assert 'hetpipe_members{role="agent"} 1.0' in text
     assert (member.info.id, member.info.pid, len(member.info.devices)) == ("n0", agent.process.pid, 3)
 
     agent.process.send_signal(signal.SIGTERM)
@@ -100,7 +109,7 @@ def test_a_cluster_of_programs(start: Start, tmp_path: Path) -> None:
     assert members_when(ready["address"], lambda members: not members) == ()
     coordinator.process.send_signal(signal.SIGINT)
     assert coordinator.end() == (0, "", "")
-    for line in (tmp_path / "coordinator.log").read_text().splitlines():
+    for line in log.read_text().splitlines():
         assert json.loads(line)["role"] == "coordinator"
 
 
@@ -166,33 +175,20 @@ def programs(*commands: tuple[str, ...]) -> list[subprocess.CompletedProcess[str
 
 
 def test_bad_options_are_one_sentence_and_help_is_there() -> None:
-    quiet = [
-        (name, *options, *(() if "--log" in options else ("--log", "/dev/null"))) for name, options, _ in BAD_OPTIONS
-    ]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        sentence = f"address 127.0.0.1:{port} is in use; choose another with --metrics-port"
+        refusals = [*BAD_OPTIONS, ("coordinator", ("--metrics-port", port), sentence)]
+        assert_refused_and_helped(refusals)
+
+
+def assert_refused_and_helped(refusals: list[tuple[str, tuple[str, ...], str]]) -> None:
+    quiet = [(name, *options, *(() if "--log" in options else ("--log", "/dev/null"))) for name, options, _ in refusals]
     *refused, coordinator, agent = programs(*quiet, ("coordinator", "--help"), ("agent", "--help"))
-    for done, (_, _, sentence) in zip(refused, BAD_OPTIONS, strict=True):
+    for done, (_, _, sentence) in zip(refused, refusals, strict=True):
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith(sentence)
         assert done.stderr.count("\n") == 1
     for done in (coordinator, agent):
         assert done.returncode == 0
         assert "--exit-with-parent" in done.stdout
-
-
-def test_metrics_are_served_until_the_end(start: Start, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    service = start("coordinator", "--metrics-port", "0", "--log", str(log))
-    service.ready()
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    (port,) = [line["port"] for line in lines if line["event"] == "metrics_served"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
-        text = answer.read().decode()
-    assert 'hetpipe_info{role="coordinator"' in text
-    assert 'hetpipe_members{role="agent"} 0.0' in text
-
-    status, output, errors = start("coordinator", "--metrics-port", str(port), "--log", "/dev/null").end()
-    assert (status, output) == (1, "")
-    assert errors == f"address 127.0.0.1:{port} is in use; choose another with --metrics-port\n"
-
-    service.process.send_signal(signal.SIGTERM)
-    assert service.end() == (0, "", "")

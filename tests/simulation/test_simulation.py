@@ -22,9 +22,7 @@ _HISTORIES = 25
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "first", [0, _HISTORIES, *(pytest.param(n * _HISTORIES, marks=pytest.mark.exhaustive) for n in (2, 3))]
-)
+@pytest.mark.parametrize("first", [0, *(pytest.param(n * _HISTORIES, marks=pytest.mark.exhaustive) for n in (1, 2, 3))])
 def test_no_history_breaks_a_promise(first: int) -> None:
     assert [played for seed in range(first, first + _HISTORIES) if (played := play(draw_short(seed))).violation] == []
 

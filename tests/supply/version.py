@@ -26,7 +26,7 @@ VERSION = re.compile(r"\d+\.\d+\.\d+(?:rc\d+)?")
 
 #: What precedes and what follows a version of hetpipe.
 MENTIONS = tuple(
-    re.compile(rf"(?P<before>{before})(?P<version>{VERSION.pattern})(?P<after>{after})")
+    re.compile(rf"(?P<before>{before})(?P<version>{VERSION.pattern})(?P<after>{after})", re.MULTILINE)
     for before, after in (
         (r'^__version__ = "', r'"$'),
         (r"^ARG VERSION=", r"$"),
@@ -50,10 +50,9 @@ def current(root: Path = ROOT) -> str:
 
 def mentions(text: str) -> Iterator[tuple[int, str]]:
     """Line numbers, from 1, and versions that a text names as hetpipe's."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        for pattern in MENTIONS:
-            for match in pattern.finditer(line):
-                yield number, match["version"]
+    for pattern in MENTIONS:
+        for match in pattern.finditer(text):
+            yield text.count("\n", 0, match.start()) + 1, match["version"]
 
 
 def differing(root: Path, version: str) -> list[str]:
@@ -68,13 +67,9 @@ def differing(root: Path, version: str) -> list[str]:
 
 def replaced(text: str, version: str) -> str:
     """The text with `version` wherever it names one of hetpipe."""
-    lines = text.splitlines(keepends=True)
     for pattern in MENTIONS:
-        lines = [
-            pattern.sub(rf"\g<before>{version}\g<after>", line.rstrip("\n")) + line[len(line.rstrip("\n")) :]
-            for line in lines
-        ]
-    return "".join(lines)
+        text = pattern.sub(rf"\g<before>{version}\g<after>", text)
+    return text
 
 
 def released(changelog: str, version: str, day: dt.date) -> str:

@@ -45,6 +45,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "barrier_reason waves staged durable applied plans frozen lineup",
         "FrozenSince": "clock frozen layers",
         "PlanVersion": "version bounds planned",
+        "RegisterRequest": "version",
         "HeartbeatRequest": "last_command",
         "Condition": "kind who sentence since cleared clearance times",
         "WatchCommandsRequest": "after",

@@ -198,7 +198,8 @@ def test_who_cannot_prove_who_they_are_call_nothing(running: Fixture, server: Ro
         caller = cluster().issued_by(root, peer, days=-0.001)
     else:
         caller = cluster().issued_by(Authority.new_root(), peer)
-    calls = calls_of(running, server)
+    # Whom the handshake refuses, no call knows of: some of them are enough.
+    calls = dict(list(calls_of(running, server).items())[:: 1 if fault == "no certificate" else 5])
     answers = {call: refused(running, caller, server, call, request_of(kind)) for call, kind in calls.items()}
     assert answers == dict.fromkeys(calls, Unauthenticated)
 

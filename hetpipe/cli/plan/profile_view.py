@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from hetpipe.clock import Clock
+from hetpipe.report.progress import measuring_pairs
 from hetpipe.report.text import pairs
 from hetpipe.runs.outcome import Output
 from hetpipe.runs.shell import Shell
@@ -52,43 +53,34 @@ class ProfileLines:
         now = self._clock.monotonic()
         if self._written_at is None or now - self._written_at >= LINE_SECONDS:
             self._written_at = now
-            done = f"{step.done}/{step.total}"
-            self._stream.write(f"{pairs({'measuring': step.layer, 'on': step.device_type, self._unit: done})}\n")
+            self._stream.write(f"{pairs(measuring_pairs(step, self._unit))}\n")
             self._stream.flush()
 
 
 class ProfileBar:
     """A progress bar."""
 
-    def __init__(self, stream: TextIO, beginning: str = "importing the model") -> None:
+    def __init__(self, stream: TextIO, clock: Clock, beginning: str = "importing the model") -> None:
         """Display the work before the first step."""
         # rich is slow to import, and not needed for pipes
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=stream),
-            transient=True,
-        )
-        self._task = self._progress.add_task(beginning, total=None)
+        from hetpipe.report.live import MeasuringBar
+
+        self._bar = MeasuringBar(Console(file=stream), beginning, clock)
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._bar.progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._bar.progress.stop()
 
     def show(self, step: ProfileStep) -> None:
         """Implement `ProfileView`."""
-        doing = f"measuring {step.layer} on {step.device_type}"
-        self._progress.update(self._task, description=doing, completed=step.done, total=step.total)
+        self._bar.show(step)
 
 
 def view_for(
@@ -103,5 +95,5 @@ def view_for(
         beginning: the work before the first step.
     """
     if shell.is_screen(output.people):
-        return ProfileBar(output.people, beginning)
+        return ProfileBar(output.people, shell.clock, beginning)
     return ProfileLines(output.people, shell.clock, unit)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hetpipe.errors import PlanError
 from hetpipe.job.file import Job
 from hetpipe.values.commands import InspectCommand, InspectionPhase, InspectionResult, InspectionStep
-from hetpipe.values.events import Submission
+from hetpipe.values.events import Measuring, Submission
 from hetpipe.values.ids import AgentId, JobId
 from hetpipe.values.measurement import Measurement, ProfileStep
 from hetpipe.values.plan import ModelReport
@@ -145,6 +145,11 @@ class Inspections:
         """The results, once `next` returns None."""
         assert self._model is not None
         return Inspected(self._model, tuple(self._measured.values()))
+
+    @property
+    def measuring(self) -> Measuring | None:
+        """The layer that is being measured now."""
+        return None if self._step is None else Measuring(self._step, self._agents[self._requested - 1].agent)
 
     @property
     def awaited(self) -> str:

@@ -782,7 +782,8 @@ class JobMachine:
         elif now - self._noticed >= self._patience.notice_seconds:
             self._noticed = now
             waited = now - self._entered
-            self._announce(Waiting(f"the coordinator waits for {self._awaited()} (job {self.job_id})", waited))
+            sentence = f"the coordinator waits for {self._awaited()} (job {self.job_id})"
+            self._announce(self._preparation.measuring(self.state) or Waiting(sentence, waited))
 
     def _last_report_at(self, *, now: float) -> float:
         """Time of the last report of the awaited process; of several, the earliest."""

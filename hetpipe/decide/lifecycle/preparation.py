@@ -20,7 +20,7 @@ from hetpipe.decide.lifecycle.root_cause import Failure, Rank
 from hetpipe.errors import PlanError
 from hetpipe.job.file import Job
 from hetpipe.values.commands import InspectionPhase, InspectionResult, InspectionStep, LinkAwaited, LinkResult, StageKey
-from hetpipe.values.events import JobState, QueuePlace, Submission
+from hetpipe.values.events import JobState, Measuring, QueuePlace, Submission
 from hetpipe.values.ids import AgentId, JobId, Term
 from hetpipe.values.members import MemberId, MemberInfo
 from hetpipe.values.run import AgentInfo
@@ -153,6 +153,11 @@ class JobPreparation:
         proof = self._inspections.inspected.model.proof
         links = "" if self._survey is None else self._survey.remark
         return "; ".join(filter(None, ("" if proof is None else proof.sentence, links)))
+
+    def measuring(self, state: JobState) -> Measuring | None:
+        """The layer that is being measured now."""
+        is_inspecting = state is JobState.INSPECTING and self._survey is None
+        return self._inspections.measuring if is_inspecting and self._inspections is not None else None
 
     def awaited(self, state: JobState) -> str:
         """Description of the current wait."""

@@ -43,10 +43,12 @@ STOP_MODE_CHECKPOINT: StopMode
 STOP_MODE_NOW: StopMode
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("member",)
+    __slots__ = ("member", "version")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     member: _values_pb2.MemberInfo
-    def __init__(self, member: _Optional[_Union[_values_pb2.MemberInfo, _Mapping]] = ...) -> None: ...
+    version: str
+    def __init__(self, member: _Optional[_Union[_values_pb2.MemberInfo, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("registration", "lease_seconds", "order", "fence")
@@ -771,6 +773,14 @@ class Waiting(_message.Message):
     seconds: float
     def __init__(self, sentence: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class Measuring(_message.Message):
+    __slots__ = ("step", "agent")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    step: ProfileStep
+    agent: str
+    def __init__(self, step: _Optional[_Union[ProfileStep, _Mapping]] = ..., agent: _Optional[str] = ...) -> None: ...
+
 class Evaluated(_message.Message):
     __slots__ = ("clock", "epoch", "samples", "values", "minibatches", "rewinds", "within_epoch", "whole")
     class ValuesEntry(_message.Message):
@@ -1066,7 +1076,7 @@ class WatchJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class NumberedEvent(_message.Message):
-    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress_table", "worker_lost", "worker_rejoined", "worker_left", "worker_quarantined", "worker_replanned", "replan_judged", "rewound", "condition_raised", "condition_cleared", "job_ended", "logger_failed")
+    __slots__ = ("sequence", "state_changed", "waiting", "evaluated", "progress_table", "worker_lost", "worker_rejoined", "worker_left", "worker_quarantined", "worker_replanned", "replan_judged", "rewound", "condition_raised", "condition_cleared", "job_ended", "logger_failed", "measuring")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STATE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -1083,6 +1093,7 @@ class NumberedEvent(_message.Message):
     CONDITION_CLEARED_FIELD_NUMBER: _ClassVar[int]
     JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
     LOGGER_FAILED_FIELD_NUMBER: _ClassVar[int]
+    MEASURING_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     state_changed: StateChanged
     waiting: Waiting
@@ -1099,7 +1110,8 @@ class NumberedEvent(_message.Message):
     condition_cleared: ConditionCleared
     job_ended: JobEnded
     logger_failed: LoggerFailed
-    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress_table: _Optional[_Union[ProgressTable, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ..., condition_raised: _Optional[_Union[ConditionRaised, _Mapping]] = ..., condition_cleared: _Optional[_Union[ConditionCleared, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., logger_failed: _Optional[_Union[LoggerFailed, _Mapping]] = ...) -> None: ...
+    measuring: Measuring
+    def __init__(self, sequence: _Optional[int] = ..., state_changed: _Optional[_Union[StateChanged, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., progress_table: _Optional[_Union[ProgressTable, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., worker_rejoined: _Optional[_Union[WorkerRejoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., worker_quarantined: _Optional[_Union[WorkerQuarantined, _Mapping]] = ..., worker_replanned: _Optional[_Union[WorkerReplanned, _Mapping]] = ..., replan_judged: _Optional[_Union[ReplanJudged, _Mapping]] = ..., rewound: _Optional[_Union[Rewound, _Mapping]] = ..., condition_raised: _Optional[_Union[ConditionRaised, _Mapping]] = ..., condition_cleared: _Optional[_Union[ConditionCleared, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., logger_failed: _Optional[_Union[LoggerFailed, _Mapping]] = ..., measuring: _Optional[_Union[Measuring, _Mapping]] = ...) -> None: ...
 
 class ListMembersRequest(_message.Message):
     __slots__ = ("after",)

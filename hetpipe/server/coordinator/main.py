@@ -118,6 +118,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="authority (PEM) that signed the certificate of Redis (default: the system's trust store)",
     )
     parser.add_argument(
+        "--store-replicas",
+        type=_replicas,
+        default=0,
+        metavar="N",
+        help="replicas of Redis that must have a write before it counts, so that a failover to one of them loses none "
+        "(%(default)s)",
+    )
+    parser.add_argument(
         "--leader-lease",
         type=_lease,
         default=LEADER_LEASE_SECONDS,
@@ -148,7 +156,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
     host = advertised_host(options.host, options.advertise)
     server = Server(server_config(options, tls, num_threads=NUM_THREADS, max_concurrent_calls=CONCURRENT_CALLS))
     election = Candidate(
-        open_store(options.store, access=access),
+        open_store(options.store, access=access, replicas=options.store_replicas),
         f"the coordinator on {host} with pid {os.getpid()}",
         clock=SYSTEM_CLOCK,
         on_lost=_end_at_once,
@@ -167,7 +175,7 @@ def _serve(options: argparse.Namespace, shutdown: Shutdown) -> None:
             certify=certify,
             roots=roots_of(options, is_reached=not is_loopback(options.host)),
         )
-        store = open_store(options.store, access=access, fence=lambda: election.fence)
+        store = open_store(options.store, access=access, fence=lambda: election.fence, replicas=options.store_replicas)
         coordinator = Coordinator(
             store,
             tools,
@@ -203,6 +211,12 @@ def _end_at_once(sentence: str) -> NoReturn:
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
     os._exit(1)
+
+
+def _replicas(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of replicas; write 1 for a primary with one replica")
+    return int(text)
 
 
 def _lease(text: str) -> float:

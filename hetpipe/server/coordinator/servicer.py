@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
+from hetpipe import __version__
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.decide.lifecycle.registry import MAX_MEMBERS
-from hetpipe.errors import UnknownJob
+from hetpipe.errors import ProtocolViolation, UnknownJob
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.job_hosts import JobHost
 from hetpipe.server.coordinator.worker_requests import WorkerRequests
@@ -124,6 +125,7 @@ class CoordinatorServicer:
         server.on_stop(self._viewers.close)
 
     def _register(self, request: RegisterRequest, context: Context) -> Lease:
+        _check_version(request.version, str(request.member))
         return self._coordinator.register(request.member, owner=_owner(context))
 
     def _heartbeat(self, request: HeartbeatRequest, context: Context) -> Renewal:
@@ -275,6 +277,19 @@ class CoordinatorServicer:
         for index, agent in enumerate(self._coordinator.members_of(MemberRole.AGENT)):
             processes.append(ProcessStatus("agent", index, None, agent.host, agent.pid, "up"))
         return processes
+
+
+def _check_version(version: str, who: str) -> None:
+    """Refuse a member of another version of hetpipe: calls may have the same form and another meaning.
+
+    Raises:
+        ProtocolViolation: it has.
+    """
+    if version != __version__:
+        raise ProtocolViolation(
+            f"{who} runs {f'hetpipe {version}' if version else 'an earlier hetpipe'}, and the coordinator hetpipe "
+            f"{__version__}; run the same version on all machines (docs/upgrading.md)"
+        )
 
 
 def _owner(context: Context) -> str:

@@ -161,7 +161,7 @@ def test_the_bar_names_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     stream = Terminal()
-    with ProfileBar(stream) as view:
+    with ProfileBar(stream, FakeClock()) as view:
         view.show(STEP)
     assert "measuring head on cpu" in stream.getvalue()
     assert "1/2" in stream.getvalue()

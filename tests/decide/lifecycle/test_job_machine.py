@@ -33,8 +33,17 @@ from hetpipe.values.commands import (
     MeasureLinkCommand,
     StageKey,
 )
-from hetpipe.values.events import Evaluated, JobState, ProgressTable, QueuePlace, StateChanged, StopMode, Waiting
-from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, Term
+from hetpipe.values.events import (
+    Evaluated,
+    JobState,
+    Measuring,
+    ProgressTable,
+    QueuePlace,
+    StateChanged,
+    StopMode,
+    Waiting,
+)
+from hetpipe.values.ids import AgentId, Clock, Incarnation, JobId, StageIndex, Term
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.run import StageDone, StageEvaluation, StagePhase, StageReady, StageWaiting
@@ -238,10 +247,7 @@ class TestMeasuring:
             driver.feed(InspectionStep(JOB_ID, ProfileStep("cpu", "head", done, 4)))
         driver.wait(119.0)
         assert driver.machine.state is JobState.INSPECTING
-        assert driver.sentences()[-1] == (
-            "the coordinator waits for agent n0 on n0.host, which is measuring the model on cpu: layer 4 of 4 (head) "
-            f"(job {JOB_ID})"
-        )
+        assert driver.events(Measuring)[-1] == Measuring(ProfileStep("cpu", "head", 3, 4), AgentId("n0"))
         driver.wait(1.0)
 
         assert driver.ended().error == "DeadlineExceeded"

@@ -104,9 +104,9 @@ def test_no_cut_and_no_order_is_better(seed: int) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.exhaustive) for block in range(1, 4))])
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.exhaustive) for block in range(1, 8))])
 def test_no_cut_and_no_order_is_better_for_two_thousand_instances(block: int) -> None:
-    for seed in range(500 * block, 500 * (block + 1)):
+    for seed in range(250 * block, 250 * (block + 1)):
         check_against_everything(random_case(seed, SMALL))
 
 

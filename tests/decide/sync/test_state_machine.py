@@ -278,7 +278,7 @@ def _no_numbers_of_other_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.mark.matrix
 @pytest.mark.timeout(600)  # ten seconds of a core; an interruption looks like a failure that cannot be repeated
 @pytest.mark.usefixtures("_no_numbers_of_other_modules")
-@pytest.mark.parametrize("num_runs", [60, pytest.param(300, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("num_runs", [40, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_any_run(num_runs: int) -> None:
     run_state_machine_as_test(Machine, settings=settings(_SETTINGS, max_examples=num_runs))
 

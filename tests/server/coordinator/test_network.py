@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hetpipe import __version__
 from hetpipe.client import AsyncClient, Client
 from hetpipe.errors import (
     JobError,
@@ -154,8 +155,16 @@ class TestCalls:
 
     def test_a_peer_of_another_format_is_told_so(self, network: Network) -> None:
         older = replace(GET_STATUS, service="hetpipe.proto.v1.CoordinatorService")
-        with pytest.raises(ProtocolViolation, match="does not implement GetStatus; it may be another program"):
+        with pytest.raises(ProtocolViolation, match=f"does not implement GetStatus; it may .*hetpipe {__version__}"):
             network.client.invoke(older, GetStatusRequest())
+
+    @pytest.mark.parametrize(("version", "told"), [("0.0.9", "hetpipe 0.0.9"), ("", "an earlier hetpipe")])
+    def test_a_member_of_another_version_is_refused(self, network: Network, version: str, told: str) -> None:
+        worker = MemberInfo(MemberRole.WORKER, MemberId("w"), "h", 1, "h:5")
+        with pytest.raises(ProtocolViolation, match=f"runs {told}, and the coordinator hetpipe {__version__}"):
+            network.client.invoke(REGISTER, RegisterRequest(worker, version))
+        members = network.client.invoke(LIST_MEMBERS, ListMembersRequest()).members
+        assert worker.id not in [member.info.id for member in members]
 
     def test_errors_come_through(self, network: Network) -> None:
         with pytest.raises(JobError) as caught:
