@@ -105,6 +105,31 @@ def test_layers_move_where_others_are_activated_and_a_run_resumes_with_them(tmp_
         run(replace(plain, freeze={"layers": 1}), tmp_path / "frozen", restore=folder)
 
 
+@pytest.mark.parametrize("kind", ["wsp", pytest.param("allreduce", marks=pytest.mark.exhaustive)])
+def test_layers_move_by_themselves_where_others_become_active(kind: str, tmp_path: Path) -> None:
+    """At the same barrier, to the cut of which the slowest stage has least to do; a move of the script is no other."""
+    what = Case(
+        model="supernet",
+        stages=[[2, 3]] * 2,
+        wave=3,
+        minibatches=15,
+        kind=kind,
+        weights="flush",
+        optimizer=dict(ADAMW),
+        activates=((1, (0, 1, 4)), (2, (0, 1, 2, 3, 4)), (4, (0, 2, 3, 4))),
+        elastic={"recut": True},
+    )
+    run(what, tmp_path)
+    plans: dict[int, dict[int, tuple[int, ...]]] = {}
+    for line in decisions(tmp_path, "plan"):
+        if line["version"]:
+            counts = tuple(last - first for first, last in itertools.pairwise(line["bounds"]))
+            plans.setdefault(line["clock"], {})[line["vw"]] = counts
+    assert plans[1] == dict.fromkeys(range(2), (1, 4)), "the two that are active on stage 0 share two stages"
+    assert set(plans) <= {1, 2, 4}
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(inactive=inactive(what), plans=plans)))
+
+
 def test_layers_that_are_left_out_draw_nothing_and_change_no_statistics(tmp_path: Path) -> None:
     """Under recomputation and swapping, whose regions lose layers."""
     what = Case(
