@@ -548,9 +548,8 @@ def _frozen_or_inactive(freeze: FreezeSection, elastic: ElasticSection) -> Itera
 
 
 def _one_decides_cuts(elastic: ElasticSection) -> Iterator[Problem]:
-    for number, line in enumerate(elastic.script):
-        cuts = isinstance(line, MoveLine) or (isinstance(line, AddLine) and line.stages and line.devices is None)
-        if elastic.recut and cuts:
+    for number, line in enumerate(elastic.script if elastic.recut else ()):
+        if isinstance(line, MoveLine) or (isinstance(line, AddLine) and line.stages and line.devices is None):
             yield Problem(
                 ("elastic", "script", number),
                 f"moves layers of virtual worker {line.vw}, but with `elastic.recut` the active layers decide how "
