@@ -111,22 +111,21 @@ class LayerMover:
         """
         parts = self._parts
         before, stage = parts.bounds, parts.identity.stage
-        prepared, self._prepared = self._prepared, None
         after = member.bounds or before
         own = after[stage : stage + 2]
         is_frozen = own and _concerned(parts.frozen_layers, own) != _concerned(segment.frozen_layers, own)
         parts.frozen, parts.frozen_layers = segment.frozen, segment.frozen_layers
         if after != before or is_frozen:
-            self._become(segment, member, prepared)
-        elif parts.inactive == frozenset(segment.inactive):
-            return
-        parts.leave_out(segment.inactive)
+            self._become(segment, member)
+            parts.leave_out(segment.inactive)
+        elif parts.inactive != frozenset(segment.inactive):
+            parts.leave_out(segment.inactive)
+        self._prepared = None
 
-    def _become(
-        self, segment: SegmentRecord, member: SegmentMember, prepared: tuple[tuple[int, ...], int, BuiltStage] | None
-    ) -> None:
+    def _become(self, segment: SegmentRecord, member: SegmentMember) -> None:
         """Exchange layers with the neighbours, and replace the stage by one with its new layers; see `move`."""
         parts, clock = self._parts, segment.start
+        prepared, self._prepared = self._prepared, None
         before, stage = parts.bounds, parts.identity.stage
         after = member.bounds or before
         own = after[stage : stage + 2]
