@@ -529,6 +529,8 @@ def _moves_between_barriers(
     elif freeze != FreezeSection() or others:
         what = f"lines `{others[0]}` of the script" if others else "`freeze`"
         because = f"{what} and moves between barriers are not combined"
+    elif elastic.activates:
+        because = "`elastic.active` and moves between barriers are not combined"
     for number, line in elastic.live_moves if because is not None else ():
         yield Problem(
             ("elastic", "script", number, "at"),

@@ -310,3 +310,12 @@ def test_one_decides_where_layers_move() -> None:
     wrong = "elastic.script[1]: moves layers of virtual worker 0, but with `elastic.recut` the active layers decide how"
     found = problems(elastic={"recut": True, **script(activate(2), line(4))})
     assert [problem.startswith(wrong) for problem in found] == [True]
+
+
+def test_a_job_with_inactive_layers_moves_others_at_barriers_only() -> None:
+    live = {"at": {"p": 9}, "do": "move", "vw": 0, "stages": (1, 1)}
+    found = problems(
+        sync={"kind": "wsp", "D": 1, "minibatches_per_wave": 4, "deterministic": True},
+        elastic={"active": (0,), **script(live)},
+    )
+    assert any("`elastic.active` and moves between barriers are not combined" in problem for problem in found), found
