@@ -10,18 +10,20 @@ The cut is the planner's: the smallest largest stage time, transfers and memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.decide.lifecycle.planning import PlannedRun, options_of
+from hetpipe.decide.planner.active_profile import active_profile
 from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs, MemoryModel, minibatches_per_tick
 from hetpipe.decide.planner.cuts import NO_LINK, ReachTables, least_cuts
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.partition import layer_cost
 from hetpipe.errors import HetpipeError
 from hetpipe.job.file import Job
+from hetpipe.values.activation import Activation, ActivationCut
 from hetpipe.values.cluster import Cluster, LinkSpec, node_of
 from hetpipe.values.freezing import FreezeCut
 from hetpipe.values.ids import AgentId, DeviceId, LayerIndex, VirtualWorkerIndex
@@ -186,7 +188,8 @@ def recut(basis: Basis, worker: VirtualWorkerPlan, seconds: Sequence[float], hea
     basis = basis.of(worker)
     slowness = [one / least for one, least in zip(seconds, healthy, strict=True)]
     costs = _measured(basis, worker, slowness, healthy)
-    moved = _best_cut(basis, costs, worker.stages)
+    kinds = [str(index) for index in range(len(worker.stages))]
+    moved = _best_cut(basis, costs, worker.stages, kinds)
     if moved is None:
         return None
     promised = tuple(
@@ -197,8 +200,8 @@ def recut(basis: Basis, worker: VirtualWorkerPlan, seconds: Sequence[float], hea
         worker=replace(worker, stages=moved),
         seconds=promised,
         healthy=tuple(one / off for one, off in zip(promised, slowness, strict=True)),
-        before=_rate(basis, costs, worker.stages),
-        after=_rate(basis, costs, moved),
+        before=_rate(basis, costs, worker.stages, kinds),
+        after=_rate(basis, costs, moved, kinds),
     )
 
 
@@ -217,7 +220,7 @@ def left_over(basis: Basis, worker: VirtualWorkerPlan, gone: Collection[AgentId]
 
 def best_cut(basis: Basis, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
     """The same stages, in the same order, with the best cut by the available data; None if nothing fits in memory."""
-    return _best_cut(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
+    return _best_cut(basis, basis.costs, stages, [basis.kind(stage) for stage in stages])
 
 
 def freeze_cuts(
@@ -241,6 +244,42 @@ def freeze_cuts(
             for worker, stages in zip(workers, last, strict=True)
         ]
     return tuple(found)
+
+
+def activation_cuts(
+    basis: Basis, workers: Sequence[VirtualWorkerPlan], activations: Iterable[Activation], *, alike: bool
+) -> tuple[ActivationCut, ...]:
+    """The best cuts of all virtual workers where other layers become active; the last one stays where it is as good.
+
+    Args:
+        basis: data on layers and devices.
+        workers: as planned, in index order.
+        activations: in order of their clocks; the plan's own cut is that of the start.
+        alike: whether all are to be cut alike.
+    """
+    found: list[ActivationCut] = []
+    last = [worker.stages for worker in workers]
+    for activation in activations:
+        if not activation.clock:
+            continue
+        at = replace(basis, profile=active_profile(basis.profile, activation.inactive))
+        cut = list(recut_workers([at.of(worker) for worker in workers], last, alike=alike))
+        for worker, old, new in zip(workers, last, cut, strict=True):
+            bounds = replace(worker, stages=new).bounds
+            if bounds != replace(worker, stages=old).bounds:
+                found.append(ActivationCut(activation.clock, worker.index, bounds))
+        last = cut
+    return tuple(found)
+
+
+def with_activation_cuts(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRun:
+    """The run with the cuts for its active layers, if its job asks for them, and its devices are known."""
+    basis = basis_if_known(run, agents) if run.job.elastic.recut and run.plan.activations else None
+    if basis is None:
+        return run
+    plan, alike = run.plan, run.job.sync.traits.averages_gradients
+    cuts = activation_cuts(basis, plan.virtual_workers, plan.activations, alike=alike)
+    return replace(run, plan=replace(plan, activation_cuts=cuts))
 
 
 def recut_workers(
@@ -285,7 +324,7 @@ def with_cut_of(cut: Sequence[StagePlan], stages: Sequence[StagePlan]) -> tuple[
 
 def rate_of(basis: Basis, stages: Sequence[StagePlan]) -> float:
     """Minibatches per second of a virtual worker with these stages, as far as they are known."""
-    return _rate(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
+    return _rate(basis, basis.costs, stages, [basis.kind(stage) for stage in stages])
 
 
 def fits(basis: Basis, stages: Sequence[StagePlan]) -> bool:
@@ -357,8 +396,17 @@ def played(
     )
 
 
-def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
-    """The stages with the smallest maximum stage time, on the same devices; None if nothing fits."""
+def _best_cut(
+    basis: Basis, costs: Costs, stages: Sequence[StagePlan], kinds: Sequence[str]
+) -> tuple[StagePlan, ...] | None:
+    """The stages with the smallest maximum stage time, on the same devices; None if nothing fits.
+
+    Args:
+        basis: data on layers and devices.
+        costs: of the layers on the types `kinds`.
+        stages: on their devices.
+        kinds: the type of each.
+    """
     num_stages, num_layers = len(stages), costs.num_layers
     if num_stages > num_layers:
         return None
@@ -366,11 +414,11 @@ def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[
     sets = [NO_LINK, *(tables.link(basis.link(here, there)) for here, there in pairwise(stages)), NO_LINK]
     reaches = [
         tables.reach(kind, tables.load(kind, index, num_stages, basis.memory), sets[index], sets[index + 1])
-        for index, kind in enumerate(map(str, range(num_stages)))
+        for index, kind in enumerate(kinds)
     ]
     # No stage takes longer than the whole model on the slowest of them, plus twice the transfers over the slowest cut.
     links = [basis.link(here, there) for here, there in pairwise(stages)]
-    upper = max(row[-1] for row in costs.compute.values())
+    upper = max(costs.compute[kind][-1] for kind in kinds)
     upper += max((max(costs.arriving(link)) for link in links), default=0)
     upper += max((max(costs.returning(link)) for link in links), default=0)
     found = least_cuts(reaches, num_layers, 0, upper)
@@ -382,10 +430,10 @@ def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[
     )
 
 
-def _rate(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> float:
+def _rate(basis: Basis, costs: Costs, stages: Sequence[StagePlan], kinds: Sequence[str]) -> float:
     around = [None, *(basis.link(here, there) for here, there in pairwise(stages)), None]
     ticks = [
-        costs.compute_ticks(str(index), stage.first_layer, stage.last_layer)
+        costs.compute_ticks(kinds[index], stage.first_layer, stage.last_layer)
         + costs.receive_ticks(stage.first_layer, stage.last_layer, around[index], around[index + 1])
         for index, stage in enumerate(stages)
     ]
