@@ -65,6 +65,11 @@ class StageFigures:
         return min(self.in_flight, RESIDENT)
 
     @property
+    def num_held(self) -> int:
+        """Minibatches of which a layer that is not recomputed is on the device, at least."""
+        return self.in_flight if self.host_bytes_per_second is None else self.resident
+
+    @property
     def compute_ticks(self) -> int:
         """Forward and backward, without recomputation."""
         return sum(layer.forward_ticks + layer.backward_ticks for layer in self.layers)
@@ -118,30 +123,34 @@ def stage_memory(stage: StageFigures, policies: Sequence[LayerPolicy]) -> StageM
     """Cost of `stage` under one policy per layer.
 
     A tensor that crosses a layer boundary counts at the layer before it. If that layer is recomputed, it counts at the
-    layer behind it: as the input of a run, or of a layer that keeps or swaps it.
+    layer behind it: as the input of a run, or of a layer that keeps or swaps it. While a run is recomputed, the layers
+    behind it no longer hold what its minibatch had there.
     """
     kept = stage.layers[0].input_bytes if stage.receives and _is_held(policies[0]) else 0
-    swapped = run = peak = computed = recomputed = 0
+    swapped = run = excess = computed = recomputed = 0
     was_held = True
     for layer, policy in zip(stage.layers, policies, strict=True):
         computed += layer.forward_ticks + layer.backward_ticks
         held = layer.activation_bytes if was_held else layer.activation_bytes + layer.input_bytes
         if policy == "keep":
             kept += held
+            excess -= held
             was_held = True
         elif policy == "swap":
             swapped += held
+            excess -= held
             was_held = True
         else:
             if was_held or policy == "recompute-new-run":
                 kept += layer.input_bytes
+                excess -= layer.input_bytes
                 run = 0
             run += layer.activation_bytes
-            if run > peak:  # noqa: PLR1730 - `max` takes longer, and this is the inner loop of searches
-                peak = run
+            if run > excess:  # noqa: PLR1730 - `max` takes longer, and this is the inner loop of searches
+                excess = run
             recomputed += layer.forward_ticks
             was_held = False
-    num_bytes = stage.fixed_bytes + stage.in_flight * kept + stage.resident * swapped + peak
+    num_bytes = stage.fixed_bytes + stage.in_flight * kept + stage.resident * swapped + max(0, excess)
     return StageMemory(num_bytes, stage.ticks(computed + recomputed, swapped), swapped, recomputed)
 
 

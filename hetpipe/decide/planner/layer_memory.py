@@ -6,19 +6,21 @@ order. Each of the three is minimised in turn, within the optimum of those befor
 * *Bounds.* With a price per tick recomputed, per byte swapped and per byte of memory, the cheapest policies of a chain
   are found by dynamic programming over its layers, in linear time. Their cost, less the price of what may be used, is a
   lower bound for every choice (Lagrangian duality), and the policies themselves are often feasible, and good.
-* *Search.* Dynamic programming over the layers, with the Pareto front of (memory, swapped bytes, recomputed time) of
-  what precedes a layer, from which everything goes that the bounds show to be no better than the best known.
+* *Search.* Dynamic programming over the layers, with the Pareto front of (memory, excess, swapped bytes, recomputed
+  time) of what precedes a layer, from which everything goes that the bounds show to be no better than the best known.
 
-The memory of the largest run is not a sum over layers. So it is branched on: the bound of a range of sizes takes its
-lower end as memory and its upper end as a limit on runs, ranges whose bound is too high are dropped, and others halved,
-until the search has a single size.
+The *excess*, the last term of the memory (§2), is not a sum over layers: what a run needs less what the layers behind
+it hold of one minibatch, of the run for which that is most. So it is branched on: the bound of a range of excesses
+takes its lower end as memory and its upper end, with the most that the layers behind a run can hold, as a limit on
+runs. Ranges whose bound is too high are dropped, and others halved, until the search has a small one, in which it
+follows the excess exactly.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -38,6 +40,8 @@ _NUM_BISECTIONS = 8
 _LAYERS_PER_CHOICE = 4
 #: Prices that are kept for parts of a range, and by which the search prunes.
 _NUM_BOUNDS = 5
+#: Denominator of the share of memory up to which ranges of excesses are not halved any more to find the least memory.
+_SMALL_RANGE = 16
 
 _Goal = Literal["ticks", "swapped_bytes", "recomputed_ticks"]
 _GOALS: tuple[_Goal, ...] = ("ticks", "swapped_bytes", "recomputed_ticks")
@@ -104,8 +108,12 @@ class _Segment:
     last: int
     policy: LayerPolicy
     memory: tuple[int, int]
+    holds: tuple[int, int]
+    """Of one minibatch."""
     swapped: tuple[int, int]
     ticks: int
+    recomputed: int
+    """Σa of a run, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,9 @@ class _Label:
     """A choice for the layers up to some position."""
 
     memory: int
+    """What adds up over layers."""
+    excess: int
+    """As if no layers followed; at least the least one of the range that is searched."""
     swapped: int
     ticks: int
     segment: _Segment | None
@@ -157,7 +168,8 @@ def choose_policies(
 
 def least_bytes(stage: StageFigures) -> int:
     """The least memory with which some policies for `stage` fit."""
-    return _Search(stage, 0, 0, Budget(0)).least_bytes()
+    kept = stage_memory(stage, ["keep" for _ in stage.layers]).num_bytes
+    return _Search(stage, kept, 0, Budget(0)).least_bytes(kept)
 
 
 class _Search:
@@ -175,7 +187,9 @@ class _Search:
         self._figures = [(layer.activation_bytes, layer.input_bytes) for layer in stage.layers]
         #: Memory of the stage's input, where its first layer is held.
         self._entry = stage.in_flight * stage.layers[0].input_bytes if stage.receives else 0
-        #: Sizes that the largest run can have; 0 without any.
+        #: Bytes of one minibatch that the layers from each position on hold at most, if the one before is recomputed.
+        self._behind = _most_held(stage)
+        #: Ends of the ranges of excesses that are searched: the sizes that runs can have. The first is 0.
         self._limits = sorted({0, *(last - first for last in self._sizes for first in self._sizes if last > first)})
         self._compute = stage.compute_ticks
         #: Time to swap a byte; 0 if nothing can be swapped.
@@ -201,7 +215,7 @@ class _Search:
                 self._cut_off(goal, bound)
                 return
             if first == last:
-                if not self._search(goal, self._limits[first], priced):
+                if not self._search(goal, first, priced):
                     heapq.heappush(left, (bound, first, last, priced))
                 continue
             middle = (first + last) // 2
@@ -219,27 +233,37 @@ class _Search:
 
     def find_any(self) -> bool:
         """Whether any policies fit; if so, the best known ones do."""
-        self.least_bytes()
+        self.least_bytes(self._memory_bytes + 1, stops=True)
         return self.best is not None
 
-    def least_bytes(self) -> int:
-        """The least memory with which some policies fit; stops at the first ones within the memory of the device."""
-        prices = Prices(0.0, 0.0, 1.0)
-        found = stage_memory(self._stage, ["keep" for _ in self._stage.layers]).num_bytes
+    def least_bytes(self, below: int, *, stops: bool = False) -> int:
+        """The least memory with which some policies fit; `below`, if none need less.
+
+        With `stops`, it is not necessarily the least: the search ends with the first policies that fit.
+        """
+        prices, found = Prices(0.0, 0.0, 1.0), below
         left = [(0.0, 0, len(self._limits) - 1)]
         while left:
             least, first, last = heapq.heappop(left)
-            if least >= found or self.best is not None:
+            if least >= found or (stops and self.best is not None):
                 break
-            priced = _Priced(prices, self._table(prices, self._limits[last]))
-            policies = self._cheapest(priced)
-            found = min(found, stage_memory(self._stage, policies).num_bytes)
-            if self._try(policies) or first == last:
+            if (
+                self._limits[last] - self._floor(first) <= (found - self._stage.fixed_bytes) // _SMALL_RANGE
+                or first == last
+            ):
+                lightest = self._lightest(first, last, found)
+                if lightest is not None:
+                    found = stage_memory(self._stage, lightest).num_bytes
+                    self._try(lightest)
                 continue
             middle = (first + last) // 2
-            above = self._stage.fixed_bytes + priced.table.held[0]
             for low, high in ((first, middle), (middle + 1, last)):
-                heapq.heappush(left, (max(least, above + self._limits[low]), low, high))
+                priced = _Priced(prices, self._table(prices, low, high))
+                policies = self._cheapest(priced)
+                found = min(found, stage_memory(self._stage, policies).num_bytes)
+                self._try(policies)
+                above = self._stage.fixed_bytes + self._floor(low) + priced.table.held[0]
+                heapq.heappush(left, (max(least, above), low, high))
         return found
 
     # -- bounds ------------------------------------------------------------------------------------------------------
@@ -270,13 +294,14 @@ class _Search:
         rates = [rate for rate in (*rates, per_byte) if rate > 0] or [1.0]
         low, high = min(rates) / 64, max(rates) * 64
         nearest: dict[bool, tuple[LayerPolicy, ...]] = {}
-        for limit in dict.fromkeys((self._limits[-1], self._likely_limit())):
+        every = len(self._limits) - 1
+        for limit in dict.fromkeys((every, self._likely_limit())):
             least, most = low, high
             for _ in range(_NUM_BISECTIONS):
                 middle = sqrt(least * most)
                 prices = self._prices(goal, share, middle)
-                priced = _Priced(prices, self._table(prices, limit))
-                if limit == self._limits[-1]:
+                priced = _Priced(prices, self._table(prices, 0, limit))
+                if limit == every:
                     found.append(priced)
                 policies = self._cheapest(priced)
                 fit = self._try(policies)
@@ -285,13 +310,13 @@ class _Search:
         return self._mix(nearest, self._try)
 
     def _likely_limit(self) -> int:
-        """Size of runs with which the inputs of all of them, and the largest, would need least memory."""
+        """The end of a range, as a size of runs with which the inputs of all, and the largest, would need least."""
         layers = self._stage.layers
         inputs = sum(layer.input_bytes for layer in layers) / len(layers)
         wanted = max(
             sqrt(self._stage.in_flight * inputs * self._sizes[-1]), *(each.activation_bytes for each in layers)
         )
-        return self._limits[min(bisect_left(self._limits, wanted), len(self._limits) - 1)]
+        return min(bisect_left(self._limits, wanted), len(self._limits) - 1)
 
     def _swaps_much(self, goal: _Goal, policies: tuple[LayerPolicy, ...]) -> bool:
         """Whether swaps should cost more in comparison with recomputation."""
@@ -312,12 +337,12 @@ class _Search:
         return Prices(1.0, (1 - share) * per_byte * 4, memory)
 
     def _limited(self, goal: _Goal, priced: Sequence[_Priced], low: int, high: int) -> list[_Priced]:
-        """The prices with the highest bounds for limits `low` … `high`, with tables; tries the policies of each."""
-        ranked = sorted(priced, key=lambda each: self._bound(goal, each.prices, each.table.held[0], self._limits[low]))
+        """The prices with the highest bounds for ranges `low` … `high`, with tables; tries the policies of each."""
+        ranked = sorted(priced, key=lambda each: self._bound(goal, each.prices, each.table.held[0], self._floor(low)))
         found = []
         nearest: dict[bool, tuple[LayerPolicy, ...]] = {}
         for each in ranked[-_NUM_BOUNDS:]:
-            limited = _Priced(each.prices, self._table(each.prices, self._limits[high]))
+            limited = _Priced(each.prices, self._table(each.prices, low, high))
             policies = self._cheapest(limited)
             nearest[self._try(policies)] = policies
             found.append(limited)
@@ -345,21 +370,27 @@ class _Search:
         return found
 
     def _range_bound(self, goal: _Goal, priced: Sequence[_Priced], low: int, high: int) -> float:
-        """Lower bound of `goal` for policies whose largest run has one of the sizes `low` … `high`; inf: none fit."""
-        least = self._table(Prices(0.0, 0.0, 1.0), self._limits[high])
-        if least.held[0] > self._room(self._limits[low]):
+        """Lower bound of `goal` for policies whose excess is in one of the ranges `low` … `high`; inf: none fit."""
+        floor = self._floor(low)
+        least = self._table(Prices(0.0, 0.0, 1.0), low, high)
+        if least.held[0] > self._room(floor):
             return float("inf")
-        bounds = (self._bound(goal, each.prices, each.table.held[0], self._limits[low]) for each in priced)
+        bounds = (self._bound(goal, each.prices, each.table.held[0], floor) for each in priced)
         return max(0.0, *bounds)
 
-    def _room(self, limit: int) -> int:
-        """Memory for what adds up over layers, beside a largest run of size `limit`."""
-        return self._memory_bytes - self._stage.fixed_bytes - limit
+    def _floor(self, index: int) -> int:
+        """The least excess in a range."""
+        return self._limits[index - 1] + 1 if index else 0
 
-    def _table(self, prices: Prices, limit: int) -> _Table:
-        """Least costs with runs of at most `limit` bytes."""
+    def _room(self, excess: int) -> int:
+        """Memory for what adds up over layers, beside an excess."""
+        return self._memory_bytes - self._stage.fixed_bytes - excess
+
+    def _table(self, prices: Prices, low: int, high: int) -> _Table:
+        """Least costs of policies whose excess is in one of the ranges `low` … `high`, or of more than these."""
         self._budget.choices -= -(-len(self._stage.layers) // _LAYERS_PER_CHOICE)
-        stage, sizes, times = self._stage, self._sizes, self._times
+        limit, most_behind = self._limits[high], max(0, self._room(self._floor(low)) // self._stage.num_held)
+        stage, sizes, times, behind = self._stage, self._sizes, self._times, self._behind
         per_kept, per_tick = prices.memory * stage.in_flight, prices.ticks
         per_swapped = prices.swapped + prices.memory * stage.resident
         per_held = per_kept if stage.host_bytes_per_second is None else min(per_kept, per_swapped)
@@ -376,7 +407,7 @@ class _Search:
                 ends.popleft()
             ends.appendleft((cost, position + 1))
             most = sizes[position] + limit
-            while ends and sizes[ends[-1][1]] > most:
+            while ends and sizes[ends[-1][1]] - min(behind[ends[-1][1]], most_behind) > most:
                 ends.pop()
             hold += per_held * own
             after = hold + per_held * entering
@@ -412,9 +443,9 @@ class _Search:
                 position, was_recomputed = position + 1, False
         return tuple(found)
 
-    def _bound(self, goal: _Goal, prices: Prices, cost: float, limit: int) -> float:
-        """Lower bound of `goal` for a choice that costs at least `cost` at `prices`."""
-        bound = cost - prices.memory * self._room(limit)
+    def _bound(self, goal: _Goal, prices: Prices, cost: float, excess: int) -> float:
+        """Lower bound of `goal` for a choice that costs at least `cost` at `prices`, and has at least this excess."""
+        bound = cost - prices.memory * self._room(excess)
         if goal == "ticks":
             return bound + prices.ticks * self._compute
         assert self.best is not None
@@ -459,29 +490,73 @@ class _Search:
 
     # -- search ------------------------------------------------------------------------------------------------------
 
-    def _search(self, goal: _Goal, limit: int, priced: Sequence[_Priced]) -> bool:
-        """Search the choices whose runs are within `limit`; False if it was cut off."""
-        segments = _segments(self._stage, limit)
-        least = self._table(Prices(0.0, 0.0, 1.0), limit)
-        room, num = self._room(limit), len(segments)
+    def _search(self, goal: _Goal, index: int, priced: Sequence[_Priced]) -> bool:
+        """Search the choices whose excess is in a range; False if it was cut off."""
+        floor = self._floor(index)
+
+        def is_promising(label: _Label, position: int, was_recomputed: bool) -> bool:  # noqa: FBT001 - an index
+            return self._budget.choices >= 0 and self._is_promising(
+                goal, label, position, was_recomputed, floor, priced
+            )
+
+        for label in self._labels((index, index), self._room(floor), self._segments(index, index), is_promising):
+            self._try(label.policies())
+        return self._budget.choices >= 0
+
+    def _lightest(self, low: int, high: int, below: int) -> tuple[LayerPolicy, ...] | None:
+        """The policies that need least memory, if less than `below`, with an excess in the ranges `low` … `high`."""
+        room = below - 1 - self._stage.fixed_bytes - self._floor(low)
+        labels = self._labels((low, high), room, self._segments(low, high, by_memory=True), lambda *_: True)
+        return min(labels, key=lambda each: each.memory + each.excess).policies() if labels else None
+
+    def _labels(
+        self,
+        ends: tuple[int, int],
+        room: int,
+        segments: Sequence[Sequence[_Segment]],
+        is_promising: Callable[[_Label, int, bool], bool],
+    ) -> list[_Label]:
+        """The Pareto-optimal choices for all layers whose excess is in some ranges.
+
+        Args:
+            ends: the first range, and the last.
+            room: memory for what adds up over layers, beside the least excess of the ranges.
+            segments: per position.
+            is_promising: whether a choice for the layers up to a position is of interest.
+        """
+        floor, limit, num, num_held = self._floor(ends[0]), self._limits[ends[1]], len(segments), self._stage.num_held
+        least = self._table(Prices(0.0, 0.0, 1.0), *ends)
         fronts: list[tuple[list[_Label], list[_Label]]] = [([], []) for _ in range(num + 1)]
-        fronts[0][0].append(_Label(0, 0, 0, None, None))
+        fronts[0][0].append(_Label(0, floor, 0, 0, None, None))
         for position in range(num):
             for was_recomputed in (False, True):
-                for label in _pareto(fronts[position][was_recomputed]):
-                    if not self._is_promising(goal, label, position, was_recomputed, limit, priced):
+                for label in _pareto(fronts[position][was_recomputed], floor):
+                    if not is_promising(label, position, was_recomputed):
                         continue
                     for segment in segments[position]:
                         self._budget.choices -= 1
-                        longer = self._extended(label, segment, position, was_recomputed)
+                        longer = self._extended(label, segment, position, was_recomputed, floor)
                         recomputes = segment.policy == "recompute"
-                        if longer.memory + least.cost(segment.last, was_recomputed=recomputes) <= room:
+                        left = room - longer.memory
+                        above = longer.excess - floor
+                        behind = least.cost(segment.last, was_recomputed=recomputes)
+                        # While the excess is there, layers behind it hold all but one of their minibatches at least.
+                        if behind <= left and (
+                            not above
+                            or (
+                                (num_held - 1) * behind <= num_held * (left - above)
+                                and longer.excess - self._behind[segment.last] <= limit
+                                and num_held * (longer.excess - limit) <= left
+                            )
+                        ):
                             fronts[segment.last][recomputes].append(longer)
-            if self._budget.choices < 0:
-                return False
-        for label in (*fronts[num][False], *fronts[num][True]):
-            self._try(label.policies())
-        return True
+        return [*fronts[num][False], *fronts[num][True]]
+
+    def _segments(self, low: int, high: int, *, by_memory: bool = False) -> list[list[_Segment]]:
+        """Per position, the segments with which the excess can be in the ranges `low` … `high`."""
+        limit, most_behind = self._limits[high], max(0, self._room(self._floor(low)) // self._stage.num_held)
+        most = [limit + min(behind, most_behind) for behind in self._behind]
+        return _segments(self._stage, most, by_memory=by_memory)
 
     def _extended(
         self,
@@ -489,13 +564,15 @@ class _Search:
         segment: _Segment,
         position: int,
         was_recomputed: bool,  # noqa: FBT001 - an index
+        floor: int,
     ) -> _Label:
         """`label` with a segment that begins at `position`."""
         memory = label.memory + segment.memory[was_recomputed]
         if position == 0 and segment.policy != "recompute":
             memory += self._entry
+        excess = max(label.excess - segment.holds[was_recomputed], segment.recomputed, floor)
         swapped = label.swapped + segment.swapped[was_recomputed]
-        return _Label(memory, swapped, label.ticks + segment.ticks, segment, label)
+        return _Label(memory, excess, swapped, label.ticks + segment.ticks, segment, label)
 
     def _is_promising(
         self,
@@ -503,7 +580,7 @@ class _Search:
         label: _Label,
         position: int,
         was_recomputed: bool,  # noqa: FBT001 - an index of tables
-        limit: int,
+        floor: int,
         every: Sequence[_Priced],
     ) -> bool:
         """Whether no bound shows that a choice which begins with `label` is no better than the best known one."""
@@ -527,48 +604,109 @@ class _Search:
                 + prices.swapped * label.swapped
                 + prices.memory * label.memory
             )
-            if not self._can_improve(goal, self._bound(goal, prices, cost, limit)):
+            if not self._can_improve(goal, self._bound(goal, prices, cost, floor)):
                 return False
         return True
 
 
-def _pareto(labels: Sequence[_Label]) -> list[_Label]:
-    """The Pareto-optimal labels by memory, swapped bytes and recomputed time, one of several equal ones."""
+def _pareto(labels: Sequence[_Label], floor: int) -> list[_Label]:
+    """The Pareto-optimal labels by memory, with and without excess, swapped bytes and recomputed time.
+
+    One of several equal ones. Of those with different excesses above `floor`, the least one, some are not optimal.
+    """
+    if all(label.swapped == label.ticks == 0 for label in labels):
+        return _lightest_of(labels)
     found: list[_Label] = []
-    #: Of those found: swapped bytes ascending, and recomputed ticks, which descend.
-    swapped: list[int] = []
-    ticks: list[int] = []
-    for label in sorted(labels, key=lambda each: (each.memory, each.swapped, each.ticks)):
-        place = bisect_right(swapped, label.swapped)
-        if place and ticks[place - 1] <= label.ticks:
-            continue
-        end = place
+    least, fronts = _Front(), defaultdict[int, _Front](_Front)
+    #: Those above the least excess that are found, by their memory with it: from there on they count as if they had it.
+    later: list[tuple[int, int, _Label]] = []
+    for label in sorted(labels, key=lambda each: (each.memory, each.excess, each.swapped, each.ticks)):
+        while later and later[0][0] <= label.memory:
+            least.add(heapq.heappop(later)[2])
+        if label.excess == floor:
+            if least.add(label):
+                found.append(label)
+        elif not least.has_better(label) and fronts[label.excess].add(label):
+            found.append(label)
+            heapq.heappush(later, (label.memory + label.excess - floor, len(found), label))
+    return found
+
+
+def _lightest_of(labels: Sequence[_Label]) -> list[_Label]:
+    """The Pareto-optimal labels by memory, with and without excess."""
+    found: list[_Label] = []
+    for label in sorted(labels, key=lambda each: (each.memory, each.excess)):
+        if not found or label.memory + label.excess < found[-1].memory + found[-1].excess:
+            found.append(label)
+    return found
+
+
+class _Front:
+    """Pareto front of swapped bytes and recomputed time."""
+
+    def __init__(self) -> None:
+        #: Swapped bytes, ascending, and recomputed ticks, which descend.
+        self._swapped: list[int] = []
+        self._ticks: list[int] = []
+
+    def has_better(self, label: _Label) -> bool:
+        """Whether one swaps and recomputes no more."""
+        place = bisect_right(self._swapped, label.swapped)
+        return place > 0 and self._ticks[place - 1] <= label.ticks
+
+    def add(self, label: _Label) -> bool:
+        """Add `label`; False, and nothing is added, if it has a better one."""
+        if self.has_better(label):
+            return False
+        swapped, ticks = self._swapped, self._ticks
+        place = end = bisect_right(swapped, label.swapped)
         while end < len(ticks) and ticks[end] >= label.ticks:
             end += 1
         if place and swapped[place - 1] == label.swapped:
             place -= 1
         swapped[place:end] = [label.swapped]
         ticks[place:end] = [label.ticks]
-        found.append(label)
-    return found
+        return True
 
 
-def _segments(stage: StageFigures, limit: int) -> list[list[_Segment]]:
-    """Per position, the segments that can begin there, with runs within `limit`."""
+def _segments(stage: StageFigures, most: Sequence[int], *, by_memory: bool = False) -> list[list[_Segment]]:
+    """Per position, the segments that can begin there, with runs of at most `most[last]` bytes.
+
+    With `by_memory` as if swaps and recomputation were free, without kept layers that can be swapped.
+    """
     layers, in_flight = stage.layers, stage.in_flight
     found: list[list[_Segment]] = []
     for position, layer in enumerate(layers):
         held, with_input = layer.activation_bytes, layer.activation_bytes + layer.input_bytes
-        memory = (in_flight * held, in_flight * with_input)
-        begun = [_Segment(position + 1, "keep", memory, (0, 0), ticks=0)]
+        holds, nothing = (held, with_input), (0, 0)
+        begun = []
+        if not by_memory or stage.host_bytes_per_second is None:
+            memory = (in_flight * held, in_flight * with_input)
+            begun.append(_Segment(position + 1, "keep", memory, holds, nothing, ticks=0, recomputed=0))
         if stage.host_bytes_per_second is not None:
-            memory = (stage.resident * held, stage.resident * with_input)
-            begun.append(_Segment(position + 1, "swap", memory, (held, with_input), ticks=0))
-        kept, peak, ticks = in_flight * layer.input_bytes, 0, 0
+            memory, swapped = (stage.resident * held, stage.resident * with_input), nothing if by_memory else holds
+            begun.append(_Segment(position + 1, "swap", memory, holds, swapped, ticks=0, recomputed=0))
+        entering, size, ticks = layer.input_bytes, 0, 0
+        memory, holds = (in_flight * entering, in_flight * entering), (entering, entering)
         for last in range(position + 1, len(layers) + 1):
-            peak, ticks = peak + layers[last - 1].activation_bytes, ticks + layers[last - 1].forward_ticks
-            if peak > limit:
+            size += layers[last - 1].activation_bytes
+            if size > most[last]:
                 break
-            begun.append(_Segment(last, "recompute", (kept, kept), (0, 0), ticks))
+            ticks += 0 if by_memory else layers[last - 1].forward_ticks
+            begun.append(_Segment(last, "recompute", memory, holds, nothing, ticks, size))
         found.append(begun)
     return found
+
+
+def _most_held(stage: StageFigures) -> list[int]:
+    """Bytes of one minibatch that the layers from each position on hold at most, if the one before is recomputed."""
+    held = recomputed = 0
+    found = [0]
+    for layer in reversed(stage.layers):
+        run = layer.input_bytes + recomputed
+        held, recomputed = (
+            max(layer.activation_bytes + held, run),
+            max(layer.activation_bytes + layer.input_bytes + held, run),
+        )
+        found.append(recomputed)
+    return found[::-1]

@@ -28,7 +28,6 @@ import numpy.typing as npt
 
 from hetpipe.decide.planner.costs import StagePlace
 from hetpipe.decide.planner.layer_memory import MAX_EXAMINED, Budget, LayerMemoryPlan, Prices, choose_policies
-from hetpipe.values.memory import RESIDENT
 
 #: Partial choices for all stages that are examined before the best plan is returned with its gap.
 MAX_CHOICES = 40_000
@@ -378,6 +377,13 @@ class _PlaceBounds:
         layers = place.layers
         self._place = place
         self._cuts = cuts
+        #: Minibatches of which a held layer is there at least.
+        self._num_held = place.figures(0, 0).num_held
+        #: Share of the excess that bounds count: it is less the more layers are held behind runs, as much as these need
+        #: themselves where there is one minibatch.
+        self._excess = 1.0 if self._num_held > 1 else 0.5
+        #: Minibatches of which the inputs of runs are there, less the average of what they take off the excess.
+        self._per_input = place.in_flight - self._excess / 2
         self._forward = np.array([layer.forward_ticks for layer in layers], dtype=np.float64)
         self._sizes = np.array([layer.activation_bytes for layer in layers], dtype=np.float64)
         self._inputs = np.array([layer.input_bytes for layer in layers], dtype=np.float64)
@@ -407,11 +413,10 @@ class _PlaceBounds:
     def _least_bytes(self, sizes: _StageSizes) -> _Floats:
         """Memory of each stage at least: with as many runs as need least, or without any."""
         place, cuts = self._place, self._cuts
-        num_held = place.in_flight if place.host_bytes_per_second is None else min(place.in_flight, RESIDENT)
-        found = sizes.roots * (2 * sqrt(place.in_flight))
+        found = sizes.roots * (2 * sqrt(self._excess * self._per_input))
         if place.receives:
-            found -= place.in_flight * sizes.least_inputs
-        np.minimum(num_held * sizes.activations, found, out=found)
+            found -= self._per_input * sizes.least_inputs
+        np.minimum((self._num_held - self._excess) * sizes.activations, found, out=found)
         fixed, entries = self._weights[cuts], np.zeros(len(cuts))
         if place.receives:
             entries = place.in_flight * np.append(self._inputs, 0.0)[cuts]
@@ -458,18 +463,21 @@ class _PlaceBounds:
     def _per_run_byte(self, least_input: float, largest: float) -> float:
         """Memory per byte of recomputed layers that runs need at least, in stages whose layers keep `largest` bytes.
 
-        m runs with X bytes in total need S·in for each and X / m for the largest, so at least 2·√(S·in·X), which is
-        concave in X.
+        Say m runs have X bytes in total and the held layers H, of one minibatch, and all inputs are `least_input`. On
+        average over the runs, those behind one have inputs of (m - 1) / 2, so the excess is X / m less these and H at
+        least. With a share e of it, inputs and runs need (S - e / 2)·in·m + e·X / m, so at least
+        2·√(e·(S - e / 2)·in·X), which is concave in X, and held layers need e less minibatches.
         """
-        in_flight = self._place.in_flight
-        return float(min(in_flight, 2 * sqrt(in_flight * least_input / largest))) if largest else 0.0
+        if not largest:
+            return 0.0
+        return float(min(self._num_held, 2 * sqrt(self._excess * self._per_input * least_input / largest)))
 
     def _total(self, prices: Prices, per_run_byte: float) -> _Floats:
         """Least cost of the layers before each position, each under its cheapest policy."""
         place = self._place
-        per_byte = prices.memory * place.in_flight
+        per_byte = prices.memory * (place.in_flight - self._excess)
         if place.host_bytes_per_second is not None:
-            per_byte = min(per_byte, prices.swapped + prices.memory * min(place.in_flight, RESIDENT))
+            per_byte = min(per_byte, prices.swapped + prices.memory * (self._num_held - self._excess))
         held = per_byte * self._sizes
         again = prices.ticks * self._forward + prices.memory * per_run_byte * self._sizes
         return _before(np.minimum(held, again))
@@ -477,11 +485,11 @@ class _PlaceBounds:
     def _prices(self, per_run_byte: float) -> Iterator[Prices]:
         """Prices whose bounds are ticks."""
         place = self._place
-        saved = (place.in_flight - per_run_byte) * self._sizes
+        saved = (place.in_flight - self._excess - per_run_byte) * self._sizes
         can = (saved > 0) & (self._forward > 0)
         rates = np.unique(np.quantile(self._forward[can] / saved[can], _QUANTILES)) if can.any() else np.zeros(0)
         per_byte = 0.0 if place.host_bytes_per_second is None else 2 * _TICKS_PER_SECOND / place.host_bytes_per_second
-        beside = place.in_flight - min(place.in_flight, RESIDENT)
+        beside = place.in_flight - self._num_held
         for share in _SHARES if per_byte else _SHARES[:1]:
             swapped = (1 - share) * per_byte
             for memory in {*(share * rates), *([swapped / beside] if beside else [])} - {0.0}:

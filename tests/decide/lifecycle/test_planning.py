@@ -311,7 +311,8 @@ def test_stages_that_do_not_fit_recompute_under_auto_and_take_the_time() -> None
     assert policies_in(run) == [("recompute",), ("keep",), ("keep", "keep")]
     assert run.emulations == kept.emulations, "a stage adds what it recomputes itself"
     smaller = memory_of(7 << 20, memory="auto")
-    assert policies_in(smaller) == [("recompute",), ("recompute",), ("recompute", "recompute-new-run")]
+    # The last stage has one minibatch in flight: its kept layer has freed it before the other is recomputed.
+    assert policies_in(smaller) == [("recompute",), ("recompute",), ("recompute", "keep")]
 
 
 def test_a_stage_swaps_where_the_link_to_host_memory_is_fast() -> None:
