@@ -239,8 +239,8 @@ def _moves(_: int) -> Mapping[str, Any]:
 
 def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     figures = frozen_cache.measure(rounds)
-    _say("(v) frozen layers, cached where it pays, against computing them in each pass", figures)
-    return {f"auto / off, {name}": found["auto / off"] for name, found in figures.items()}
+    _say("(v) frozen layers, cached where it pays, and decisions without any", figures)
+    return {name: found["ratio"] for name, found in figures.items()}
 
 
 def _headline(_: int) -> Mapping[str, Any]:
@@ -270,8 +270,10 @@ def _thousand(rounds: int) -> Mapping[str, Any]:
 
 def _transformer(rounds: int) -> Mapping[str, Any]:
     figures = transformer.measure(rounds)
+    _say("    accuracy of the pre-training", figures.pop("pre-training"))
     _say("(y) PipeTransformer's steps, beside the job without, seed by seed", figures)
-    return {f"{name} / without": found["ratio"] for name, found in figures.items() if "without" not in name}
+    sys.stdout.write(f"\n{transformer.tables(figures)}\n")
+    return {f"{name} / without": found["ratio"] for name, found in figures.items() if "ratio" in found}
 
 
 def _compression(rounds: int) -> Mapping[str, Any]:

@@ -1,9 +1,10 @@
-"""(v) Frozen layers whose results are cached, against computing them in each pass: pairs of runs, in turn.
+"""(v) Frozen layers whose results are cached, and what freezing costs by itself: pairs of runs, in turn.
 
-One virtual worker of two stages on one node, a frozen trunk of eight layers and a trained head; the data are dealt in
-order, so that units are minibatches, or shuffled, so that they are samples. Once the trunk is heavy, so that reading
-pays; once it is so light that reading and computing take about as long, where `auto` may cost no more than 2 %. Speeds
-are those of all passes but the first, by the history of the last stage.
+One virtual worker of two stages on one node, a trunk of eight layers and a head; the data are dealt in order, so that
+units are minibatches, or shuffled, so that they are samples. Once the trunk is heavy, so that reading pays; once it is
+so light that reading and computing take about as long. There `auto` may cost no more than 2 %, and neither may norms of
+gradients that decide with so small an α that no layer ever freezes. Speeds are those of all passes but the first, by
+the history of the last stage.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from benchmarks.paired import interval
 from benchmarks.sizes import sized
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +34,6 @@ _EPOCHS = sized(6, 3)
 _NUM_FROZEN = 8
 #: Width of the trunk.
 WIDTHS: Mapping[str, int] = {"heavy": sized(1024, 64), "light": 16}
-MODES = ("auto", "off")
 _TIMEOUT_SECONDS = 600.0
 
 
@@ -60,7 +62,24 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target)
 
 
-def _job(width: int, cache: str, *, shuffle: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Two jobs that differ in their section `freeze` alone."""
+
+    freeze: Mapping[str, Any]
+    baseline: Mapping[str, Any]
+    shuffle: bool = False
+
+
+_TRUNK = {"layers": _NUM_FROZEN}
+CONTESTS: Mapping[str, Contest] = {
+    "auto / off, {}, in order": Contest({**_TRUNK, "cache": "auto"}, {**_TRUNK, "cache": "off"}),
+    "auto / off, {}, shuffled": Contest({**_TRUNK, "cache": "auto"}, {**_TRUNK, "cache": "off"}, shuffle=True),
+    "norms / without, {}": Contest({"every": "epoch", "alpha": "1/100", "cache": "off"}, {}),
+}
+
+
+def _job(width: int, freeze: Mapping[str, Any], *, shuffle: bool) -> dict[str, Any]:
     arguments = {"args": {"width": width}}
     return {
         "name": "frozen-cache",
@@ -72,15 +91,15 @@ def _job(width: int, cache: str, *, shuffle: bool) -> dict[str, Any]:
         "optimizer": {"name": "SGD", "lr": 0.001},
         "workers": {"count": 1, "stages": [[4, 5]]},
         "sync": {"kind": "none", "minibatches_per_wave": 2},
-        "freeze": {"layers": _NUM_FROZEN, "cache": cache},
+        **({"freeze": dict(freeze)} if freeze else {}),
     }
 
 
-def train(width: int, cache: str, *, shuffle: bool) -> tuple[float, int]:
+def train(width: int, freeze: Mapping[str, Any], *, shuffle: bool) -> tuple[float, int]:
     """Samples per second after the first pass, and the minibatches read from the cache."""
     with tempfile.TemporaryDirectory(prefix="hetpipe-bench-") as name:
         folder = Path(name)
-        (folder / "job.yaml").write_text(yaml.safe_dump(_job(width, cache, shuffle=shuffle)))
+        (folder / "job.yaml").write_text(yaml.safe_dump(_job(width, freeze, shuffle=shuffle)))
         run_dir = folder / "run"
         program = str(Path(sys.executable).with_name("hetpipe"))
         command = [program, "train", str(folder / "job.yaml"), "--json", "--run-dir", str(run_dir)]
@@ -96,21 +115,23 @@ def train(width: int, cache: str, *, shuffle: bool) -> tuple[float, int]:
         steps = [line["t"] for line in lines if line["event"] == "step"]
         result = json.loads((run_dir / "result.json").read_text())
     later = steps[_BATCHES:]
-    return _BATCH * (len(later) - 1) / (later[-1] - later[0]), result["cache"]["reads"]
+    return _BATCH * (len(later) - 1) / (later[-1] - later[0]), result["cache"]["reads"] if freeze else 0
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Ratio of `auto` to `off` for each trunk and order: the median, all of them, and the minibatches read."""
+    """Ratios of the speeds of each contest and trunk, their mean's 95 % interval, and how much was read."""
     found: dict[str, Any] = {}
-    for (name, width), shuffle in itertools.product(WIDTHS.items(), (False, True)):
+    for (name, contest), (trunk, width) in itertools.product(CONTESTS.items(), WIDTHS.items()):
         ratios, reads = [], 0
         for number in range(rounds):
-            order = MODES if number % 2 == 0 else MODES[::-1]
-            speeds = {mode: train(width, mode, shuffle=shuffle) for mode in order}
-            ratios.append(speeds["auto"][0] / speeds["off"][0])
-            reads = speeds["auto"][1]
-        found[f"{name}, {'shuffled' if shuffle else 'in order'}"] = {
-            "auto / off": round(statistics.median(ratios), 3),
+            turns = (contest.freeze, contest.baseline)[:: 1 if number % 2 == 0 else -1]
+            runs = [train(width, freeze, shuffle=contest.shuffle) for freeze in turns][:: 1 if number % 2 == 0 else -1]
+            ratios.append(runs[0][0] / runs[1][0])
+            reads = runs[0][1]
+        bounds = interval(ratios)
+        found[name.format(trunk)] = {
+            "ratio": round(statistics.median(ratios), 3),
+            "95 % interval of the mean": bounds and [round(bound, 3) for bound in bounds],
             "each": [round(ratio, 3) for ratio in ratios],
             "minibatches read": reads,
         }

@@ -66,25 +66,25 @@ class Point:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """One contender. Rates in samples per second, times in seconds, both of the cluster; shares of time below 1."""
 
     simulated: float
     measured: float
-    predicted: float | None
+    predicted: float | None = None
     """What its plan promises of a long run; None without a plan."""
-    shared_links: float | None
+    shared_links: float | None = None
     """The same simulation if links share bandwidth; None without one."""
-    simulated_waiting: float | None
+    simulated_waiting: float | None = None
     """Share of the time in which first stages wait for a clock, mean over virtual workers; None without clocks."""
-    waiting: float | None
-    simulated_idle: float | None
+    waiting: float | None = None
+    simulated_idle: float | None = None
     """Share of the time in which devices do not compute, mean over those in use."""
-    idle: float | None
+    idle: float | None = None
     processor: float
     """Processor time per second of emulated computation; of runs of hetpipe with startup and planning."""
-    exchange: float | None
+    exchange: float | None = None
     """Seconds of this machine in a round trip to the shards besides its bytes' time on links; None without shards."""
     workers: str
     """For people."""
@@ -189,7 +189,7 @@ def _data_parallel(model: str, profile: Profile) -> Found:
     step = data_parallel.simulated_seconds(costs, ring)
     trained = data_parallel.measure(model, costs, num_steps=paper.NUM_MINIBATCHES // num, rate=LEARNING_RATE)
     ends = [max(each) for each in zip(*(one.ends for one in trained), strict=True)]
-    measured = (ends[-1] - ends[0]) / (len(ends) - 1)
+    measured = _step_seconds(ends)
     kinds = [costs.cluster.devices[device] for device in ring.devices]
     busy = fmean(costs.compute[kind][-1] for kind in kinds) / _TICKS_PER_SECOND
     losses = [fmean(each) for each in zip(*(one.losses for one in trained), strict=True)]
@@ -197,17 +197,17 @@ def _data_parallel(model: str, profile: Profile) -> Found:
     return Found(
         simulated=paper.SECONDS * samples / step,
         measured=paper.SECONDS * samples / measured,
-        predicted=None,
-        shared_links=None,
-        simulated_waiting=None,
-        waiting=None,
         simulated_idle=1 - busy / step,
         idle=1 - busy / measured,
         processor=sum(one.processor_seconds for one in trained) / (len(ends) * num * busy),
-        exchange=None,
         workers=f"{num} devices",
         losses=tuple(Point(end / paper.SECONDS, loss, samples) for end, loss in zip(ends, losses, strict=True)),
     )
+
+
+def _step_seconds(ends: Sequence[float]) -> float:
+    """Of steps that end at these moments."""
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
 # -- pipelines that average their gradients --------------------------------------------------------------------------
@@ -230,20 +230,14 @@ def _all_reduce(model: str, profile: Profile) -> Found:
     }
     run = _train(job)
     ends = [at for at, _, _ in run.waves(0)]
-    wave = (ends[-1] - ends[0]) / (len(ends) - 1)
+    wave = _step_seconds(ends)
     samples = num * _ALL_REDUCE_WAVE * paper.BATCH_SIZE
     simulated = _all_reduce_seconds(document, Costs(profile, whole))
     return Found(
         simulated=paper.SECONDS * samples / simulated,
         measured=paper.SECONDS * samples / wave,
-        predicted=None,
-        shared_links=None,
-        simulated_waiting=None,
-        waiting=None,
-        simulated_idle=None,
         idle=run.idle(),
         processor=run.processor(),
-        exchange=None,
         workers=_described(document),
         losses=run.losses(num),
     )

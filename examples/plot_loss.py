@@ -1,6 +1,7 @@
 """The losses of a run as an SVG picture: `python -m examples.plot_loss RUN_DIR loss.svg`.
 
-The line is the training loss, a dot each evaluation; x counts the minibatches of all virtual workers.
+The line is the training loss, a dot each evaluation; x counts the minibatches of all virtual workers. Of several runs,
+`python -m examples.plot_loss RUN_DIR RUN_DIR … losses.svg`, the lines are the training losses over seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from benchmarks.pictures import lines
 from hetpipe.comparison.statistics import training_curve
 from hetpipe.observe.metrics import read_metrics
 
@@ -85,18 +87,30 @@ def losses_of(run_dir: Path) -> tuple[Points, Points]:
     return training, [(x, y) for x, y in evaluations if y is not None]
 
 
+def over_seconds(run_dir: Path) -> Points:
+    """Training loss of a run as (seconds since its first wave, loss)."""
+    waves = read_metrics(run_dir)
+    return [(point.seconds, point.values["loss"]) for point in training_curve(waves, began=waves[0].t)]
+
+
 def main(arguments: Sequence[str]) -> str:
-    """Draw the run of the first argument into the file of the second one; an error for the shell, or nothing."""
-    if len(arguments) != 2:
-        return "usage: python -m examples.plot_loss RUN_DIR FILE.svg"
-    run_dir, file = map(Path, arguments)
-    training, evaluations = losses_of(run_dir)
-    if not training:
-        return (
-            f"{run_dir} has no losses yet (metrics/vw-*.jsonl); give the folder of a run, as `hetpipe train` names it"
-        )
-    job = json.loads((run_dir / "job.json").read_text())
-    file.write_text(draw(job["name"], training, evaluations))
+    """Draw the runs of all arguments but the last into the file of that one; an error for the shell, or nothing."""
+    if len(arguments) < 2:
+        return "usage: python -m examples.plot_loss RUN_DIR… FILE.svg"
+    *run_dirs, file = map(Path, arguments)
+    losses = {run_dir: losses_of(run_dir) for run_dir in run_dirs}
+    for run_dir, (training, _) in losses.items():
+        if not training:
+            return (
+                f"{run_dir} has no losses yet (metrics/vw-*.jsonl); give the folder of a run, as `hetpipe train` "
+                "names it"
+            )
+    name = json.loads((run_dirs[0] / "job.json").read_text())["name"]
+    if len(run_dirs) == 1:
+        file.write_text(draw(name, *losses[run_dirs[0]]))
+    else:
+        curves = {run_dir.name: over_seconds(run_dir) for run_dir in run_dirs}
+        file.write_text(lines(f"{name}: training loss over seconds", curves))
     return ""
 
 

@@ -15,6 +15,7 @@ from typing import Literal, Self
 from hetpipe.cli.plan import plan as command
 from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
 from hetpipe.cli.plan.simulate import phases_of, simulation_options
+from hetpipe.decide.elastic.compressing import planned_for_freezing
 from hetpipe.decide.planner.cuts import Recompute
 from hetpipe.decide.planner.options import AllocationName, ScheduleChoice
 from hetpipe.decide.simulator.documents import costs_of, simulated_plan
@@ -230,6 +231,8 @@ def simulate(  # noqa: PLR0913 - the options of the command
     seed: int = 0,
     stragglers: Mapping[str, float] | None = None,
     freeze: Mapping[int, int] | None = None,
+    freeze_changes: Literal["recut", "compress"] | None = None,
+    optimizer_slots: int = 0,
     contention: bool = True,
 ) -> SimulationResult:
     """Run a plan in simulated time, as `hetpipe simulate` does; nothing is trained.
@@ -243,8 +246,10 @@ def simulate(  # noqa: PLR0913 - the options of the command
         jitter_cv: coefficient of variation of computing times.
         seed: of that variation.
         stragglers: devices with the factors by which they are slower.
-        freeze: clock → F, the number of layers with parameters that are frozen from there on: `result.phases`, in which
-            pipelines and cuts stay those of the plan.
+        freeze: clock → F, the number of layers with parameters that are frozen from there on: `result.phases`.
+        freeze_changes: how pipelines change there, as under these keys of a job's `freeze`; default: they stay those of
+            the plan.
+        optimizer_slots: tensors of optimizer state per parameter, for `freeze_changes="compress"`.
         contention: transfers share network cards.
 
     Raises:
@@ -270,7 +275,16 @@ def simulate(  # noqa: PLR0913 - the options of the command
     from hetpipe.decide.simulator.simulate import simulate as run
 
     with naming_keywords():
-        phases = phases_of(sorted((freeze or {}).items()), document, found_profile, found_cluster, how)
+        changes = None
+        if freeze_changes is not None:
+            changes = planned_for_freezing(
+                document,
+                found_profile,
+                found_cluster,
+                compress=freeze_changes == "compress",
+                optimizer_slots=optimizer_slots,
+            )
+        phases = phases_of(sorted((freeze or {}).items()), document, found_profile, found_cluster, how, changes=changes)
     return replace(run(simulated_plan(document, costs), costs, how), phases=phases)
 
 

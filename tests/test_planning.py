@@ -178,9 +178,17 @@ class TestSimulate:
         )
 
         found = hetpipe.simulate(plan, minibatches=80, freeze={30: 2, 20: 1})
-        assert [asdict(phase) for phase in found.phases] == json.loads(told.stdout)["phases"]
+        assert [asdict(phase) | {"stages": list(phase.stages)} for phase in found.phases] == json.loads(told.stdout)[
+            "phases"
+        ]
         assert [phase.frozen for phase in found.phases] == [0, 1, 2]
         assert replace(found, phases=()) == hetpipe.simulate(plan, minibatches=80)
+        changes = ["--freeze", "20=1", "--compress", "--optimizer-slots", "2"]
+        told = CliRunner().invoke(app, ["simulate", *paths, *changes, "--json"], obj=shell)
+        found = hetpipe.simulate(plan, minibatches=80, freeze={20: 1}, freeze_changes="compress", optimizer_slots=2)
+        assert [asdict(phase) | {"stages": list(phase.stages)} for phase in found.phases] == json.loads(told.stdout)[
+            "phases"
+        ]
         with pytest.raises(UserError, match=r"^freeze is 20=2, 30=1; give clocks in order"):
             hetpipe.simulate(plan, minibatches=80, freeze={20: 2, 30: 1})
 

@@ -19,6 +19,7 @@ from hetpipe.values.life_state import WORKING, LifeState
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.memory import policies_text
 from hetpipe.values.quantities import bytes_text, of_bytes_text
+from hetpipe.values.run import CacheUse
 
 #: States, for people.
 STATE_TEXTS: dict[JobState, str] = {
@@ -152,6 +153,17 @@ def speeds_text(tokens_per_second: float | None, model_flops_utilisation: float 
     """Tokens and MFU, if known, each followed by a comma: `9120 tokens/s, 41.0 % MFU, `."""
     tokens = "" if tokens_per_second is None else f"{rate(tokens_per_second)} tokens/s, "
     return tokens if model_flops_utilisation is None else f"{tokens}{percent(model_flops_utilisation)} MFU, "
+
+
+def cache_text(use: CacheUse) -> str:
+    """Use of the caches behind frozen layers.
+
+    >>> cache_text(CacheUse(reads=190, computed=10, read_bytes=3 << 20, kept_bytes=1 << 20))
+    'cache: 190 minibatches read (3 MiB), 10 computed by stages with frozen layers, 1 MiB kept'
+    """
+    kept = f", {bytes_text(use.kept_bytes)} kept" if use.kept_bytes else ""
+    read = f"{count(use.reads, 'minibatch', 'minibatches')} read ({bytes_text(use.read_bytes)})"
+    return f"cache: {read}, {use.computed} computed by stages with frozen layers{kept}"
 
 
 def no_utilisation_text(reason: str) -> str:

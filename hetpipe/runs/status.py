@@ -13,7 +13,7 @@ from typing import Any, Literal
 from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.report.conditions import condition_lines
-from hetpipe.report.progress import cut_text, memory_text, no_utilisation_text, place_of, slow_text
+from hetpipe.report.progress import cache_text, cut_text, memory_text, no_utilisation_text, place_of, slow_text
 from hetpipe.report.text import columns, count, loss_first, measure, percent, rate, shown_path
 from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.runs.result import EvaluationResult, EvaluationResults
@@ -37,6 +37,7 @@ from hetpipe.values.ids import JobId
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.plan import ProofReport
 from hetpipe.values.rewinds import run_folders
+from hetpipe.values.run import CacheUse
 from hetpipe.values.utilisation import ModelSpeed
 from hetpipe.values.wire import plain, revive
 from hetpipe.wire.calls import GET_STATUS, GetStatusRequest
@@ -131,6 +132,8 @@ class RunStatus:
     """None before training, or if unknown."""
     frozen: tuple[FrozenSince, ...] = ()
     """The frozen layers, one entry per barrier at which they became more, in order."""
+    cache: CacheUse | None = None
+    """Use of the caches behind frozen layers; None where no stage has used one, or if unknown."""
     checkpoints: str = ""
     """URL of its checkpoints; empty if they are in its folder."""
     pipelines: tuple[VirtualWorkerRow, ...] = ()
@@ -157,6 +160,7 @@ class RunStatus:
             "evaluations": None if self.evaluations is None else plain(EvaluationsSoFar, self.evaluations),
             "speed": None if self.speed is None else self.speed.to_json(),
             "frozen": [plain(FrozenSince, one) for one in self.frozen],
+            "cache": None if self.cache is None else plain(CacheUse, self.cache),
             "checkpoints": self.checkpoints or None,
             "pipelines": [
                 {"vw": row.vw, "version": row.version, "stages": [plain(StageRow, stage) for stage in row.stages]}
@@ -176,8 +180,7 @@ class RunStatus:
         if self.clocks:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
-        if self.frozen:
-            lines.append(self.frozen_line)
+        lines += self.frozen_lines()
         if self.speed is not None:
             lines.append(str(self.speed))
         if self.evaluations is not None:
@@ -194,10 +197,15 @@ class RunStatus:
             lines += ["", *columns([heading, *map(_row, self.processes)])]
         return lines
 
-    @property
-    def frozen_line(self) -> str:
-        """`frozen: layers 0-3 (2 with parameters) from clock 9 on; layers 0-7 (4 with parameters) from clock 18 on`."""
-        return "frozen: " + "; ".join(map(str, self.frozen))
+    def frozen_lines(self) -> Iterator[str]:
+        """Which layers are frozen, and the use of the cache behind them.
+
+        `frozen: layers 0-3 (2 with parameters) from clock 9 on; layers 0-7 (4 with parameters) from clock 18 on`.
+        """
+        if self.frozen:
+            yield "frozen: " + "; ".join(map(str, self.frozen))
+        if self.cache is not None:
+            yield cache_text(self.cache)
 
     def troubles(self) -> Iterator[str]:
         """Present and past problems: conditions, rewinds, lost virtual workers, stragglers."""
@@ -331,6 +339,7 @@ def status_of_job(status: JobStatus, result: RunResult | None = None) -> RunStat
         speed=_speed_of(result) if progress is None else _speed_now(progress),
         pipelines=() if progress is None else progress.rows,
         frozen=_frozen_of(result) if status.clocks is None else status.clocks.frozen,
+        cache=_cache_of(result) if progress is None else progress.cache,
     )
 
 
@@ -350,6 +359,7 @@ def _ended(folder: RunFolder, record: RunRecord, result: RunResult) -> RunStatus
         evaluations=_evaluations_of(result),
         speed=_speed_of(result),
         frozen=_frozen_of(result),
+        cache=_cache_of(result),
     )
 
 
@@ -373,6 +383,12 @@ def _frozen_of(result: RunResult | None) -> tuple[FrozenSince, ...]:
     """The frozen layers of an ended run; results of earlier versions have none."""
     lines = () if result is None else result.values.get("frozen", ())
     return tuple(revive(FrozenSince, line) for line in lines)
+
+
+def _cache_of(result: RunResult | None) -> CacheUse | None:
+    """Use of the caches in an ended run, of which nothing is kept any more."""
+    values = {} if result is None else result.values.get("cache", {})
+    return revive(CacheUse, {**values, "kept_bytes": 0}) if values.get("computed") else None
 
 
 def _proof_of(result: RunResult) -> ProofReport | None:

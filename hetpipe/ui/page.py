@@ -19,7 +19,14 @@ from markupsafe import Markup
 from hetpipe.report.charts import chart_scripts, chart_styles, figure_of
 from hetpipe.report.conditions import condition_lines, condition_text
 from hetpipe.report.page import render, render_page, resource
-from hetpipe.report.progress import distance_text, loss_text, policies_of_stage, slow_text, stage_memory_text
+from hetpipe.report.progress import (
+    cache_text,
+    distance_text,
+    loss_text,
+    policies_of_stage,
+    slow_text,
+    stage_memory_text,
+)
 from hetpipe.report.text import LOSS, count, duration, loss_first, measure, percent, rate
 from hetpipe.runs.cuts import CutChange, signed_percent
 from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
@@ -447,6 +454,8 @@ def _plan_facts(snapshot: RunSnapshot) -> list[tuple[str, str]]:
     for one in snapshot.brief.status.frozen:
         reason = f": {reasons[one.clock]}" if one.clock in reasons else ""
         facts.append((f"frozen from clock {one.clock} on", f"{one.layers_text}{reason}"))
+    if snapshot.brief.status.cache is not None:
+        facts.append(("cache behind frozen layers", cache_text(snapshot.brief.status.cache).removeprefix("cache: ")))
     return facts
 
 

@@ -23,7 +23,7 @@ from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import RunStatus, is_running_here, job_status_of, status_from
 from hetpipe.server.coordinator.job_hosts import EVALUATIONS
-from hetpipe.server.decisions_file import read_decisions
+from hetpipe.server.decisions_file import decisions_of_run
 from hetpipe.values.decisions import DecisionLine
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobEvent, JobStatus, Notice
 from hetpipe.values.plan import Plan
@@ -194,7 +194,7 @@ class OpenRun:
         except HetpipeError:
             forecast = None
         try:
-            decisions: Sequence[DecisionLine] = read_decisions(self.path)
+            decisions: Sequence[DecisionLine] = decisions_of_run(self.path)
         except (OSError, HetpipeError):
             decisions = ()
         folders = run_folders(self.path)

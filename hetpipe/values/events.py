@@ -23,7 +23,7 @@ from hetpipe.values.life_state import LifeState
 from hetpipe.values.measurement import ProfileStep
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.plan import ModelReport, ProofReport
-from hetpipe.values.run import ClockSnapshot
+from hetpipe.values.run import CacheUse, ClockSnapshot
 from hetpipe.values.sync import HexBytes
 
 
@@ -527,6 +527,8 @@ class ProgressTable(Event):
     """MFU: operations of the model per second, as a share of the devices' peak; None where either is unknown."""
     model_flops_utilisation_reason: str | None = None
     """Why there is no MFU; None if there is one, or from a coordinator of an earlier version."""
+    cache: CacheUse | None = None
+    """Use of the caches behind frozen layers, of all stages and nodes; None where no stage uses one."""
     kind: Literal["progress"] = "progress"
 
 

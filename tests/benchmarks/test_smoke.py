@@ -20,6 +20,7 @@ _HELPERS = {
     "graphs",
     "minimal",
     "model",
+    "paired",
     "paper",
     "pictures",
     "records",

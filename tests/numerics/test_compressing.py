@@ -19,11 +19,16 @@ from hetpipe.values import wire
 from hetpipe.values.freezing import lineup_for
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.plan import Plan
+from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, MOMENTUM, Case, assert_same_bits, run, trained
 from tests.numerics.test_freezing import SCHEDULE, cuts_in_force
 from tests.numerics.test_leavers import decisions
 from tests.numerics.test_resumed_elsewhere import taken_from
+from tests.numerics.test_witnesses import case as witness_case
+from tests.numerics.test_witnesses import counts
+from tests.pairwise import every_nth
 from tests.reference.executor import run_reference
+from tests.support.lives import Death
 
 pytestmark = pytest.mark.matrix
 
@@ -185,6 +190,43 @@ def test_a_run_that_is_resumed_on_other_devices_has_their_lineups(
     state = run_reference(what.reference(**values)).barriers[clock]
     expected = run_reference(after.reference(**own), taken_from(state, sources))
     assert_same_bits(trained(tmp_path / "after"), expected)
+
+
+#: Three of four layers freeze behind the first of two passes; layers move there, or the pipelines change behind it.
+RECUT: dict[str, Any] = {"schedule": [{"epoch": 1, "layers": 3}], "recut": True}
+COMPRESS = {**RECUT, "compress": True, "compress_by": "parameters"}
+
+
+@pytest.mark.parametrize(
+    ("freeze", "at", "vw", "clock"),
+    every_nth(
+        8,
+        [
+            (freeze, at, vw, clock)
+            for freeze, places in ((RECUT, ((0, -1), (0, 0), (1, 1))), (COMPRESS, ((0, -1), (0, 0))))
+            for at in ("before forward", "before staged", "after staged", "before pull", "before hold")
+            for vw, clock in places
+            if (at, clock) != ("before pull", 1)  # there it has them
+        ]
+        + [(COMPRESS, at, 2, 0) for at in ("before join", "after join", "before forward", "before staged")],
+    ),
+)
+def test_every_sample_counts_once_if_a_life_ends_around_a_change(
+    freeze: dict[str, Any], at: str, vw: int, clock: int, tmp_path: Path
+) -> None:
+    """In the wave before the barrier at which layers freeze, at its work, and behind it; one that joins, too.
+
+    Frozen layers count the samples of the first pass alone.
+    """
+    what = witness_case(workers=2, stages=2, wave=2, every_waves=3, freeze=freeze)
+    waves = -(-NUM_WITNESSES // (what.batch_size * what.wave * what.workers))
+    number = None if vw == 2 or at == "before hold" else waves + clock
+    if at == "before forward" and number is not None:
+        number = number * what.wave + 1
+    result = run(what, tmp_path, deaths=(Death(vw=vw, at=at, number=number),), stall_seconds=20.0)
+    assert result.ended, "it dies"
+    assert counts(tmp_path) == [*[[1] * NUM_WITNESSES] * 3, [2] * NUM_WITNESSES]
+    assert {line["vw"] for line in decisions(tmp_path, "join")} == set(range(6 if "compress" in freeze else 2))
 
 
 def test_who_trains_with_other_frozen_layers_is_reported(tmp_path: Path) -> None:

@@ -93,6 +93,19 @@ def test_rates_end_at_the_next_cut_and_one_wave_is_no_rate(tmp_path: Path) -> No
     assert (last.since, last.measured_gain, last.gain_text) == (None, None, "")
 
 
+def test_cuts_beyond_the_checkpoint_of_a_rewind_did_not_happen(tmp_path: Path) -> None:
+    path = run_of(tmp_path)
+    folders.planned(path / "rewind-1")
+    (path / "rewind-1" / "facts.json").write_text(json.dumps({"start": {"clock": 12}}))
+    for clock, stages, version in ((10, (3, 1), 1), (14, (2, 2), 2)):
+        append_decision(path, decision(clock, 0, *stages, version=version))
+    append_decision(path / "rewind-1", decision(20, 0, 1, 3, version=2))
+    (path / "rewind-2").mkdir()  # it was abandoned before it began
+    assert [(cut.clock, cut.stages) for cut in read_cuts(path)] == [(10, (3, 1)), (20, (1, 3))]
+    (path / "rewind-1" / "facts.json").write_text("{}")
+    assert read_cuts(path) == ()
+
+
 def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
     assert read_cuts(tmp_path) == ()
     path = run_of(tmp_path)

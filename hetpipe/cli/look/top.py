@@ -78,8 +78,7 @@ class Picture:
             lines.append(snapshot_text(status.clocks))
         lines += self._stages()
         now = status_of_job(status)
-        if now.frozen:
-            lines.append(now.frozen_line)
+        lines += now.frozen_lines()
         if now.evaluations is not None:
             lines.append(str(now.evaluations))
         lines += map(str, self.cuts)

@@ -12,9 +12,18 @@ import typer
 
 from hetpipe.cli.options import Json
 from hetpipe.cli.plan.simulated_trace import write_trace
+from hetpipe.decide.elastic.compressing import Compressed, planned_for_freezing
 from hetpipe.decide.elastic.freezing import frozen_layers_of
+from hetpipe.decide.lifecycle.planning import cuts_at
 from hetpipe.decide.planner.simulation_length import steady_waves
-from hetpipe.decide.simulator.documents import costs_of, frozen_plan, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.documents import (
+    costs_of,
+    frozen_plan,
+    schedule_in,
+    simulated_plan,
+    weight_policy,
+    with_lineup,
+)
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan
 from hetpipe.decide.simulator.result import Phase, SimulationResult
@@ -27,6 +36,7 @@ from hetpipe.runs.shell import Shell
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.document import read_document
 from hetpipe.values.fit import read_fitting
+from hetpipe.values.freezing import FreezeLineup, lineup_for
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
@@ -70,6 +80,13 @@ class Options:
         tuple[str, ...],
         typer.Option(metavar="CLOCK=F", help="From this clock on F layers with parameters are frozen. Repeatable."),
     ] = ()
+    recut: Annotated[bool, typer.Option("--recut", help="With --freeze: layers move as under freeze.recut.")] = False
+    compress: Annotated[
+        bool, typer.Option("--compress", help="With --freeze: pipelines are compressed as under freeze.compress.")
+    ] = False
+    optimizer_slots: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --compress: tensors of optimizer state per parameter.")
+    ] = 0
     no_contention: Annotated[bool, typer.Option("--no-contention", help="Simulate transfers without contention.")] = (
         False
     )
@@ -99,7 +116,14 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     costs = costs_of(document, profile, cluster)
     plan = simulated_plan(document, costs)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
-    phases = phases_of(list(map(freeze_of, options.freeze)), document, profile, cluster, how)
+    changes = None
+    if options.recut or options.compress:
+        if not options.freeze:
+            raise UserError("--recut and --compress say what happens where layers freeze; give --freeze CLOCK=F")
+        changes = planned_for_freezing(
+            document, profile, cluster, compress=options.compress, optimizer_slots=options.optimizer_slots
+        )
+    phases = phases_of(list(map(freeze_of, options.freeze)), document, profile, cluster, how, changes=changes)
     remarks: list[str] = []
     if costs.profile.batch_size != profile.batch_size:
         remarks.append(
@@ -113,7 +137,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
             remarks.append(f"it has {len(result.activities)} activities; give fewer --minibatches for a smaller one")
     output.say(*remarks)
     told = to_json(result) | ({"phases": [asdict(phase) for phase in phases]} if phases else {})
-    output.answer(told, *lines(result, plan, how), *phase_lines(phases))
+    output.answer(told, *lines(result, plan, how), *phase_lines(phases, changes=changes is not None))
     return ExitStatus.OK
 
 
@@ -123,6 +147,8 @@ def phases_of(
     profile: Profile,
     cluster: Cluster,
     how: SimulationOptions,
+    *,
+    changes: Compressed | None = None,
 ) -> tuple[Phase, ...]:
     """The phases of a run whose layers freeze at given clocks, in order; the first one begins at clock 0.
 
@@ -132,6 +158,7 @@ def phases_of(
         profile: of the model.
         cluster: with the plan's devices.
         how: the simulation without them.
+        changes: cuts and virtual workers for each F; None: those of the plan stay.
 
     Raises:
         UserError: the clocks are not in order, or at or behind the end of the run, or F does not grow.
@@ -139,27 +166,52 @@ def phases_of(
     if not freezes:
         return ()
     waves = -(-how.minibatches // round(sum(document.waves) / len(document.waves)))
-    changes = [(0, 0), *freezes]
-    if any(a[0] > b[0] or a[1] >= b[1] for a, b in pairwise(changes)) or changes[-1][0] >= waves:
+    steps = [(0, 0), *freezes]
+    if any(a[0] > b[0] or a[1] >= b[1] for a, b in pairwise(steps)) or steps[-1][0] >= waves:
         raise UserError(
             f"--freeze is {', '.join(f'{clock}={frozen}' for clock, frozen in freezes)}; give clocks in order, below "
             f"the end of the run at {waves}, each with more layers than the one before"
         )
     found = []
-    for (clock, frozen), end in zip(changes, [*(clock for clock, _ in changes[1:]), waves], strict=True):
-        if clock == end:  # frozen from the start
-            continue
+    for (clock, frozen, before), end in _in_force(steps, waves, () if changes is None else changes.lineups):
         layers = frozen_layers_of(profile, frozen, "--freeze")
         plan, costs = frozen_plan(document, profile, cluster, layers)
-        minibatches = mean_minibatches(end - clock, document.waves)
-        samples = sum(shares(minibatches, document.waves)) * costs.profile.batch_size
+        if changes is not None and layers != document.frozen_layers:  # for those it is made
+            lineup = lineup_for(changes.lineups, before)
+            bounds = cuts_at(frozen, () if lineup is None else changes.workers, changes.cuts)
+            plan = with_lineup(plan, lineup, bounds)
+        minibatches = mean_minibatches(end - clock, plan.minibatches_per_wave)
+        samples = sum(shares(minibatches, plan.minibatches_per_wave)) * costs.profile.batch_size
         seconds = simulate(plan, costs, replace(how, minibatches=minibatches)).seconds
-        found.append(Phase(clock, frozen, layers, samples / seconds, seconds))
+        found.append(Phase(clock, frozen, layers, samples / seconds, seconds, tuple(map(len, plan.workers))))
     return tuple(found)
 
 
-def phase_lines(phases: Sequence[Phase]) -> list[str]:
-    """The phases as text for people."""
+def _in_force(
+    steps: Sequence[tuple[int, int]], waves: int, lineups: Sequence[FreezeLineup]
+) -> Iterator[tuple[tuple[int, int, int], int]]:
+    """Clock, F, and the F whose lineup trains from there on, with the clock of the next one.
+
+    A lineup begins one clock after the barrier at which F grows.
+    """
+    whose = 0
+    for (clock, frozen), end in zip(steps, [*(clock for clock, _ in steps[1:]), waves], strict=True):
+        changes = lineup_for(lineups, frozen) is not lineup_for(lineups, whose)
+        middle = min(clock + 1, end) if changes else end
+        if clock < middle:  # otherwise frozen from the start
+            yield (clock, frozen, whose), middle
+        whose = frozen
+        if middle < end:
+            yield (middle, frozen, whose), end
+
+
+def phase_lines(phases: Sequence[Phase], *, changes: bool = False) -> list[str]:
+    """The phases as text for people.
+
+    Args:
+        phases: in order.
+        changes: whether cuts, or virtual workers, change with F.
+    """
     if not phases:
         return []
     whole = sum(phase.seconds for phase in phases)
@@ -169,15 +221,27 @@ def phase_lines(phases: Sequence[Phase]) -> list[str]:
             str(phase.clock),
             str(phase.frozen),
             str(phase.layers),
+            _pipelines(phase.stages),
             rate(phase.samples_per_second),
             duration(phase.seconds),
         ]
         for phase in phases
     ]
-    head = ["from clock", "F", "frozen layers", "samples/s", "time"]
+    head = ["from clock", "F", "frozen layers", "virtual workers", "samples/s", "time"]
     together = f"together {rate(samples / whole)} samples/s in {duration(whole)}"
-    stays = "pipelines and cuts are those of the plan all the time, not as freeze.compress and freeze.recut change them"
-    return ["", *columns([head, *rows]), together, stays]
+    stays = "pipelines and cuts are those of the plan all the time; --recut and --compress change them"
+    return ["", *columns([head, *rows]), together, *([] if changes else [stays])]
+
+
+def _pipelines(stages: Sequence[int]) -> str:
+    """How many virtual workers there are, and of how many stages.
+
+    >>> _pipelines([2, 2]), _pipelines([2, 1])
+    ('2 × 2 stages', '2, of 2 and 1 stages')
+    """
+    if len(set(stages)) == 1:
+        return f"{len(stages)} × {count(stages[0], 'stage')}"
+    return f"{len(stages)}, of {join_names(map(str, stages), 'and')} stages"
 
 
 def freeze_of(text: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from hetpipe.decide.elastic.freezing import freeze_levels_of
 from hetpipe.decide.elastic.replanning import (
     Basis,
     basis_if_known,
@@ -22,12 +23,17 @@ from hetpipe.decide.elastic.replanning import (
     with_cut_of,
 )
 from hetpipe.decide.lifecycle.planning import PlannedRun, with_workers
+from hetpipe.decide.planner.options import PlanOptions
+from hetpipe.decide.simulator.documents import costs_of, schedule_in, weight_policy
 from hetpipe.errors import PlanError
 from hetpipe.job.file import Job
+from hetpipe.values.cluster import Cluster, node_of
 from hetpipe.values.freezing import CompressMeasure, FreezeCut, FreezeLineup, LineupWorker
-from hetpipe.values.ids import VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, LayerIndex, VirtualWorkerIndex
 from hetpipe.values.plan import StagePlan, VirtualWorkerPlan
+from hetpipe.values.plan_document import PlanDocument, PlannedWorker
 from hetpipe.values.policies import POLICIES, Policy
+from hetpipe.values.profile import Profile
 from hetpipe.values.run import AgentInfo
 
 #: A trained parameter counts as many times a frozen one where parameters stand for memory: 1 / λ of the paper.
@@ -141,6 +147,64 @@ def with_freeze_plans(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRu
     found = compressed(basis, workers, plan.freeze_levels, CompressionRule.of(run.job))
     plan = replace(plan, freeze_cuts=found.cuts, freeze_lineups=found.lineups, virtual_workers=found.workers)
     return with_workers(run, plan)
+
+
+def planned_for_freezing(
+    document: PlanDocument, profile: Profile, cluster: Cluster, *, compress: bool, optimizer_slots: int = 0
+) -> Compressed:
+    """The cuts of the virtual workers of a plan file for each number of frozen layers; with `compress`, who trains.
+
+    Without `compress` there are no lineups: all virtual workers train.
+
+    Args:
+        document: the plan file.
+        profile: of the model.
+        cluster: with the plan's devices.
+        compress: whether pipelines are compressed; else layers move only.
+        optimizer_slots: tensors of optimizer state per parameter.
+
+    Raises:
+        PlanError: virtual workers whose waves have different lengths cannot be compressed.
+    """
+    costs, levels = costs_of(document, profile, cluster), freeze_levels_of(profile)
+    policy, waves = POLICIES[weight_policy(document.weights)], document.waves
+    workers = [_worker(VirtualWorkerIndex(vw), planned) for vw, planned in enumerate(document.virtual_workers)]
+    options = PlanOptions(
+        weights=weight_policy(document.weights),
+        schedule=schedule_in(document),
+        optimizer_slots=optimizer_slots,
+        with_shards=document.has_shards,
+    )
+    basis = Basis(
+        costs.original,
+        cluster,
+        {(stage.agent, stage.device): stage.device for worker in workers for stage in worker.stages},
+        options.memory(waves[0]),
+        is_forecast=True,
+        per_wave={worker.index: n for worker, n in zip(workers, waves, strict=True)},
+    )
+    alike = not document.has_shards
+    if not compress:
+        return Compressed((), tuple(workers), freeze_cuts(basis, workers, levels, alike=alike))
+    if len(set(waves)) > 1:
+        raise PlanError(
+            f"virtual workers have waves of {', '.join(map(str, waves))} minibatches; pipelines are compressed where "
+            "all have the same number"
+        )
+    frozen = levels.index(document.frozen_layers) if document.frozen_layers in levels else 0
+    rule = CompressionRule(policy, alike=alike, staleness=document.staleness, frozen=frozen)
+    return compressed(basis, workers, levels, rule)
+
+
+def _worker(vw: VirtualWorkerIndex, planned: PlannedWorker) -> VirtualWorkerPlan:
+    """A virtual worker of a plan file; its nodes stand for agents."""
+    stages = (
+        StagePlan(
+            AgentId(node_of(stage.device)), stage.device, LayerIndex(stage.layers[0]), LayerIndex(stage.layers[1])
+        )
+        for stage in planned.stages
+    )
+    return VirtualWorkerPlan(vw, tuple(stages))
 
 
 def compressed(

@@ -29,7 +29,7 @@ from hetpipe.decide.simulator.documents import (
     schedule_in,
     simulated_plan,
     weight_policy,
-    with_cuts,
+    with_lineup,
 )
 from hetpipe.decide.simulator.options import SimulationOptions
 from hetpipe.decide.simulator.plan import SimulatedPlan
@@ -40,7 +40,7 @@ from hetpipe.job.elastic import AddLine, MemoryLine, MoveLine, ScriptLine, Scrip
 from hetpipe.job.file import Job
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.events import Submission
-from hetpipe.values.freezing import lineup_for
+from hetpipe.values.freezing import FreezeCut, lineup_for
 from hetpipe.values.ids import Clock, DeviceId, JobId, Term, VirtualWorkerIndex
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.memory import (
@@ -272,14 +272,18 @@ def _frozen_plan(
     frozen, who = run.plan.freeze_levels.index(frozen_layers), lineup_for(run.plan.freeze_lineups, lineup)
     if frozen_layers == document.frozen_layers:
         return plan, costs  # it is made for them
-    cuts: dict[int, tuple[int, ...]] = {cut.vw: cut.bounds for cut in run.plan.freeze_cuts if cut.frozen <= frozen}
-    if who is None:
-        return with_cuts(plan, cuts), costs
-    places = [stage for stages in plan.workers for stage in stages]
-    workers = tuple(tuple(places[device] for device in worker.devices) for worker in who.workers)
-    bounds = [cuts.get(vw, run.plan.virtual_workers[vw].bounds) for vw in who.members]
-    waves = (who.minibatches_per_wave,) * len(workers)
-    return with_cuts(replace(plan, workers=workers, minibatches_per_wave=waves), dict(enumerate(bounds))), costs
+    bounds = cuts_at(frozen, () if who is None else run.plan.virtual_workers, run.plan.freeze_cuts)
+    return with_lineup(plan, who, bounds), costs
+
+
+def cuts_at(
+    frozen: int, workers: Sequence[VirtualWorkerPlan], cuts: Sequence[FreezeCut]
+) -> Mapping[int, tuple[int, ...]]:
+    """The cut of each virtual worker with F = `frozen`: that of `cuts`, which are in order of F, or else its own."""
+    return {
+        **{worker.index: worker.bounds for worker in workers},
+        **{cut.vw: cut.bounds for cut in cuts if cut.frozen <= frozen},
+    }
 
 
 def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) -> PlanOptions:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from hetpipe.values.commands import StageKey
 from hetpipe.values.events import ProgressTable, StageRow, VirtualWorkerRow
-from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, Clock, Incarnation, StageIndex, VirtualWorkerIndex
 from hetpipe.values.life_state import UP, WORKING, LifeState
 from hetpipe.values.plan import Plan, VirtualWorkerPlan
-from hetpipe.values.run import ClockSnapshot, StageProgress
+from hetpipe.values.run import CacheUse, ClockSnapshot, StageProgress
 from hetpipe.values.sync import DataSpec, Progress
 
 #: Span over which rates are measured.
@@ -59,7 +59,40 @@ def continued(report: StageProgress, before: StageProgress | None) -> StageProgr
         pulled_bytes=report.pulled_bytes + before.pulled_bytes,
         weight_bytes=max(report.weight_bytes, before.weight_bytes),
         activation_bytes=max(report.activation_bytes, before.activation_bytes),
+        cache=_continued_use(report.cache, before.cache),
     )
+
+
+def _continued_use(use: CacheUse | None, before: CacheUse | None) -> CacheUse | None:
+    """The counts of a stage's earlier incarnations added; what is kept is that of the last one with a cache."""
+    if use is None or before is None:
+        return use or before
+    return CacheUse(
+        reads=use.reads + before.reads,
+        computed=use.computed + before.computed,
+        read_bytes=use.read_bytes + before.read_bytes,
+        kept_bytes=use.kept_bytes,
+    )
+
+
+def cache_use(reports: Mapping[StagePlace, StageProgress], plan: Plan) -> CacheUse | None:
+    """Use of the caches behind frozen layers, summed over the stages; None where no stage uses one.
+
+    What a node keeps counts once, by the report of the stage that tells most.
+    """
+    uses = {place: report.cache for place, report in reports.items() if report.cache is not None}
+    kept: dict[AgentId, int] = {}
+    for worker in plan.virtual_workers:
+        for index, stage in enumerate(worker.stages):
+            use = uses.get((worker.index, StageIndex(index)))
+            kept[stage.agent] = max(kept.get(stage.agent, 0), 0 if use is None else use.kept_bytes)
+    found = CacheUse(
+        reads=sum(use.reads for use in uses.values()),
+        computed=sum(use.computed for use in uses.values()),
+        read_bytes=sum(use.read_bytes for use in uses.values()),
+        kept_bytes=sum(kept.values()),
+    )
+    return found if uses else None
 
 
 @dataclass(slots=True)
@@ -197,6 +230,7 @@ class ProgressBoard:
             staleness=self._staleness,
             global_clock=slowest,
             straggler=self._straggler(counting, now=now),
+            cache=cache_use(self.reports, self.plan),
         )
 
     def _straggler(self, clocks: Mapping[VirtualWorkerIndex, Clock], *, now: float) -> VirtualWorkerIndex | None:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetpipe.decide.lifecycle.evaluations import EvaluationHistory
+from hetpipe.decide.lifecycle.progress import cache_use
 from hetpipe.job.file import Job
 from hetpipe.values.conditions import Condition
 from hetpipe.values.events import Evaluated
 from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex
 from hetpipe.values.plan import DEFAULT_DTYPE, Plan, ProofReport
-from hetpipe.values.run import AgentInfo, ClockSnapshot, StageProgress, type_of
+from hetpipe.values.run import AgentInfo, CacheUse, ClockSnapshot, StageProgress, type_of
 from hetpipe.values.sync import Progress
 from hetpipe.values.utilisation import ModelSpeed, Peak, model_speed, peak_of_types
 from hetpipe.values.wire import plain
@@ -182,12 +183,8 @@ def _last_clock(record: FinishedRun, vw: VirtualWorkerIndex) -> Clock:
 
 
 def _cache(record: FinishedRun) -> dict[str, int]:
-    uses = [report.cache for report in record.reports.values() if report.cache is not None]
-    return {
-        "reads": sum(use.reads for use in uses),
-        "computed": sum(use.computed for use in uses),
-        "read_bytes": sum(use.read_bytes for use in uses),
-    }
+    use = cache_use(record.reports, record.plan) or CacheUse(0, 0, 0, 0)
+    return {"reads": use.reads, "computed": use.computed, "read_bytes": use.read_bytes}
 
 
 def _waiting_seconds(record: FinishedRun, vw: VirtualWorkerIndex) -> float:

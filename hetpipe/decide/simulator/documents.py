@@ -15,6 +15,7 @@ from hetpipe.decide.planner.shard_bytes import PlacedParameters, parameters_of, 
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import Cluster, node_of
+from hetpipe.values.freezing import FreezeLineup
 from hetpipe.values.plan_document import PlanDocument, PlannedStage, SliceRange
 from hetpipe.values.policies import WEIGHT_POLICIES, Schedule, WeightPolicy
 from hetpipe.values.profile import Profile
@@ -120,6 +121,23 @@ def with_cuts(plan: SimulatedPlan, bounds: Mapping[int, Sequence[int]]) -> Simul
         for vw, stages in enumerate(plan.workers)
     ]
     return replace(plan, workers=tuple(workers))
+
+
+def with_lineup(plan: SimulatedPlan, lineup: FreezeLineup | None, bounds: Mapping[int, Sequence[int]]) -> SimulatedPlan:
+    """The plan with the virtual workers of a lineup.
+
+    Args:
+        plan: with the virtual workers of the first lineup.
+        lineup: those that train; None: those of the plan.
+        bounds: virtual worker → its cut; without a lineup those that are not listed keep theirs.
+    """
+    if lineup is None:
+        return with_cuts(plan, bounds)
+    places = [stage for stages in plan.workers for stage in stages]
+    workers = tuple(tuple(places[device] for device in worker.devices) for worker in lineup.workers)
+    waves = (lineup.minibatches_per_wave,) * len(workers)
+    own = {at: bounds[vw] for at, vw in enumerate(lineup.members)}
+    return with_cuts(replace(plan, workers=workers, minibatches_per_wave=waves), own)
 
 
 def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence[SimulatedStage]]) -> tuple[str, ...]:

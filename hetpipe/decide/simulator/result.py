@@ -43,7 +43,7 @@ class SimulatedActivity:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The part of a run in which the same layers are frozen."""
+    """The part of a run in which the same layers are frozen, and the same virtual workers train."""
 
     clock: int
     """Its first clock."""
@@ -54,6 +54,8 @@ class Phase:
     samples_per_second: float
     """From barrier to barrier, with the filling and draining of pipelines."""
     seconds: float
+    stages: tuple[int, ...]
+    """Of each virtual worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -988,7 +988,7 @@ class Straggling(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., stage: _Optional[int] = ..., factor: _Optional[float] = ...) -> None: ...
 
 class ProgressTable(_message.Message):
-    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock", "straggler", "slow", "tokens_per_second", "model_flops_utilisation", "model_flops_utilisation_reason")
+    __slots__ = ("rows", "running_seconds", "epoch", "samples", "total_samples", "samples_per_second", "eta_seconds", "staleness", "global_clock", "straggler", "slow", "tokens_per_second", "model_flops_utilisation", "model_flops_utilisation_reason", "cache")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -1003,6 +1003,7 @@ class ProgressTable(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FLOPS_UTILISATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FLOPS_UTILISATION_REASON_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[VirtualWorkerRow]
     running_seconds: float
     epoch: int
@@ -1017,7 +1018,8 @@ class ProgressTable(_message.Message):
     tokens_per_second: float
     model_flops_utilisation: float
     model_flops_utilisation_reason: str
-    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ..., straggler: _Optional[int] = ..., slow: _Optional[_Iterable[_Union[Straggling, _Mapping]]] = ..., tokens_per_second: _Optional[float] = ..., model_flops_utilisation: _Optional[float] = ..., model_flops_utilisation_reason: _Optional[str] = ...) -> None: ...
+    cache: CacheUse
+    def __init__(self, rows: _Optional[_Iterable[_Union[VirtualWorkerRow, _Mapping]]] = ..., running_seconds: _Optional[float] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., total_samples: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., global_clock: _Optional[int] = ..., straggler: _Optional[int] = ..., slow: _Optional[_Iterable[_Union[Straggling, _Mapping]]] = ..., tokens_per_second: _Optional[float] = ..., model_flops_utilisation: _Optional[float] = ..., model_flops_utilisation_reason: _Optional[str] = ..., cache: _Optional[_Union[CacheUse, _Mapping]] = ...) -> None: ...
 
 class JobEnded(_message.Message):
     __slots__ = ("state", "sentence", "error", "problems", "result", "conditions")

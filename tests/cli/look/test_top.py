@@ -23,6 +23,7 @@ from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.ids import Clock, Incarnation, JobId, StageIndex, VirtualWorkerIndex
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.members import Member
+from hetpipe.values.run import CacheUse
 from hetpipe.values.wire import plain
 from tests.cli.fakes import JOB_ID, MEMBERS, FakeCoordinator, running_status, shell_with, table
 from tests.support.fake_clock import FakeClock
@@ -45,7 +46,11 @@ def test_frozen_layers_are_shown() -> None:
     status = running()
     assert status.clocks is not None
     frozen = (FrozenSince(Clock(3), 2, 4),)
-    picture = Picture(replace(status, clocks=replace(status.clocks, frozen=frozen)), ())
+    assert status.progress is not None
+    progress = replace(status.progress, cache=CacheUse(reads=30, computed=10, read_bytes=4096, kept_bytes=2048))
+    picture = Picture(replace(status, clocks=replace(status.clocks, frozen=frozen), progress=progress), ())
+    cached = "cache: 30 minibatches read (4 KiB), 10 computed by stages with frozen layers, 2 KiB kept"
+    assert cached in picture.lines(Path.cwd())
     assert "frozen: layers 0-3 (2 with parameters) from clock 3 on" in picture.lines(Path.cwd())
     assert picture.to_json()["clocks"]["frozen"] == [{"clock": 3, "frozen": 2, "layers": 4}]
 

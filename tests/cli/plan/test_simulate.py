@@ -65,9 +65,27 @@ def test_a_run_whose_layers_freeze_is_foretold_phase_by_phase() -> None:
     (from_start,) = as_json("--minibatches", "80", "--freeze", "0=2")["phases"]
     assert (from_start["clock"], from_start["layers"]) == (0, 2)
     result = simulated("--minibatches", "80", "--freeze", "20=1")
-    assert "from clock  F  frozen layers  samples/s" in result.stdout
+    assert "from clock  F  frozen layers  virtual workers  samples/s" in result.stdout
     assert "together" in result.stdout
     assert "pipelines and cuts are those of the plan all the time" in result.stdout, "a plan file has no lineups"
+
+
+def test_pipelines_change_where_layers_freeze() -> None:
+    """The slowest stage has 10 ms of minibatches of 2, 4 and 6; with two layers frozen 8, or 6 behind a move."""
+    freezes = ("--minibatches", "80", "--freeze", "20=2")
+    stays, moved, compressed = (as_json(*freezes, *how)["phases"] for how in ((), ("--recut",), ("--compress",)))
+    assert stays[0] == moved[0] == compressed[0]
+    assert stays[1]["seconds"] / moved[1]["seconds"] == pytest.approx(8 / 6, rel=0.05)
+    assert [(phase["clock"], phase["stages"]) for phase in compressed] == [(0, [2]), (20, [2]), (21, [1, 1])]
+    assert compressed[2]["samples_per_second"] == pytest.approx(8 * 2 / 0.009, rel=0.1), "3 ms forward, 6 ms as before"
+    result = simulated(*freezes, "--compress")
+    assert "2 × 1 stage" in result.stdout
+    assert "all the time" not in result.stdout
+    alone = simulated("--recut")
+    assert alone.exit_code == 2
+    assert "--recut and --compress say what happens where layers freeze; give --freeze CLOCK=F" in " ".join(
+        alone.output.split()
+    )
 
 
 @pytest.mark.parametrize(

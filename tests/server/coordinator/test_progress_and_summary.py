@@ -103,6 +103,14 @@ class TestProgressBoard:
             board.add(key(1, stage), progress(weight_bytes=300, activation_bytes=20), now=101.0)
         assert [row.memory_bytes for row in board.table(None, states=BOTH, now=101.0).rows] == [0, 640]
 
+    def test_use_of_the_cache_is_summed_and_what_a_node_keeps_counts_once(self, board: ProgressBoard) -> None:
+        assert board.table(None, states=BOTH, now=100.0).cache is None
+        for vw in range(2):
+            board.add(key(vw, 0), progress(cache=CacheUse(3, 2, 100, kept_bytes=60 + vw)), now=101.0)
+        board.add(key(0, 0, 1), progress(cache=CacheUse(5, 1, 10, kept_bytes=70)), now=102.0)
+
+        assert board.table(None, states=BOTH, now=102.0).cache == CacheUse(11, 5, 210, kept_bytes=70)
+
     def test_each_stage_has_its_policies_and_its_memory(self, board: ProgressBoard) -> None:
         """Policies of a cut with another number of layers are those from before a move."""
         layers = [stage.last_layer - stage.first_layer for stage in board.plan.virtual_workers[1].stages]

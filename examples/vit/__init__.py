@@ -1,0 +1,1 @@
+"""A vision transformer that is fine-tuned, while its first layers freeze."""
