@@ -159,11 +159,8 @@ class _Suffix:
         found: list[LayerPolicy] = []
         first, each = 0, self
         while each.behind is not None:
-            is_run = each.policy == "recompute"
-            found += [
-                "recompute-new-run" if is_run else each.policy,
-                *("recompute" for _ in range(each.last - first - 1)),
-            ]
+            found.append("recompute-new-run" if each.policy == "recompute" else each.policy)
+            found.extend("recompute" for _ in range(each.last - first - 1))
             first, each = each.last, each.behind
         return canonical(found)
 
