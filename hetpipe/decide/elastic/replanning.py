@@ -186,7 +186,8 @@ def recut(basis: Basis, worker: VirtualWorkerPlan, seconds: Sequence[float], hea
     basis = basis.of(worker)
     slowness = [one / least for one, least in zip(seconds, healthy, strict=True)]
     costs = _measured(basis, worker, slowness, healthy)
-    moved = _best_cut(basis, costs, worker.stages)
+    kinds = [str(index) for index in range(len(worker.stages))]
+    moved = _best_cut(basis, costs, worker.stages, kinds)
     if moved is None:
         return None
     promised = tuple(
@@ -197,8 +198,8 @@ def recut(basis: Basis, worker: VirtualWorkerPlan, seconds: Sequence[float], hea
         worker=replace(worker, stages=moved),
         seconds=promised,
         healthy=tuple(one / off for one, off in zip(promised, slowness, strict=True)),
-        before=_rate(basis, costs, worker.stages),
-        after=_rate(basis, costs, moved),
+        before=_rate(basis, costs, worker.stages, kinds),
+        after=_rate(basis, costs, moved, kinds),
     )
 
 
@@ -217,7 +218,7 @@ def left_over(basis: Basis, worker: VirtualWorkerPlan, gone: Collection[AgentId]
 
 def best_cut(basis: Basis, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
     """The same stages, in the same order, with the best cut by the available data; None if nothing fits in memory."""
-    return _best_cut(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
+    return _best_cut(basis, basis.costs, stages, [basis.kind(stage) for stage in stages])
 
 
 def freeze_cuts(
@@ -285,7 +286,7 @@ def with_cut_of(cut: Sequence[StagePlan], stages: Sequence[StagePlan]) -> tuple[
 
 def rate_of(basis: Basis, stages: Sequence[StagePlan]) -> float:
     """Minibatches per second of a virtual worker with these stages, as far as they are known."""
-    return _rate(basis, _by_place(basis, stages, lambda _layer, _index: 1.0), stages)
+    return _rate(basis, basis.costs, stages, [basis.kind(stage) for stage in stages])
 
 
 def fits(basis: Basis, stages: Sequence[StagePlan]) -> bool:
@@ -357,8 +358,17 @@ def played(
     )
 
 
-def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[StagePlan, ...] | None:
-    """The stages with the smallest maximum stage time, on the same devices; None if nothing fits."""
+def _best_cut(
+    basis: Basis, costs: Costs, stages: Sequence[StagePlan], kinds: Sequence[str]
+) -> tuple[StagePlan, ...] | None:
+    """The stages with the smallest maximum stage time, on the same devices; None if nothing fits.
+
+    Args:
+        basis: data on layers and devices.
+        costs: of the layers on the types `kinds`.
+        stages: on their devices.
+        kinds: the type of each.
+    """
     num_stages, num_layers = len(stages), costs.num_layers
     if num_stages > num_layers:
         return None
@@ -366,11 +376,11 @@ def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[
     sets = [NO_LINK, *(tables.link(basis.link(here, there)) for here, there in pairwise(stages)), NO_LINK]
     reaches = [
         tables.reach(kind, tables.load(kind, index, num_stages, basis.memory), sets[index], sets[index + 1])
-        for index, kind in enumerate(map(str, range(num_stages)))
+        for index, kind in enumerate(kinds)
     ]
     # No stage takes longer than the whole model on the slowest of them, plus twice the transfers over the slowest cut.
     links = [basis.link(here, there) for here, there in pairwise(stages)]
-    upper = max(row[-1] for row in costs.compute.values())
+    upper = max(costs.compute[kind][-1] for kind in kinds)
     upper += max((max(costs.arriving(link)) for link in links), default=0)
     upper += max((max(costs.returning(link)) for link in links), default=0)
     found = least_cuts(reaches, num_layers, 0, upper)
@@ -382,10 +392,10 @@ def _best_cut(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> tuple[
     )
 
 
-def _rate(basis: Basis, costs: Costs, stages: Sequence[StagePlan]) -> float:
+def _rate(basis: Basis, costs: Costs, stages: Sequence[StagePlan], kinds: Sequence[str]) -> float:
     around = [None, *(basis.link(here, there) for here, there in pairwise(stages)), None]
     ticks = [
-        costs.compute_ticks(str(index), stage.first_layer, stage.last_layer)
+        costs.compute_ticks(kinds[index], stage.first_layer, stage.last_layer)
         + costs.receive_ticks(stage.first_layer, stage.last_layer, around[index], around[index + 1])
         for index, stage in enumerate(stages)
     ]
