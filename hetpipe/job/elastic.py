@@ -322,6 +322,11 @@ class ElasticSection(Section):
     ] = Field(default=None, examples=["[0, 'h.*']"])
     """The layers that are active from the start of the job on, as in a line `activate`; all of them, if omitted."""
 
+    recut: bool = False
+    """Where a line `activate` changes the active layers, layers move between the stages of each virtual worker, so that
+    the slowest one has least to do.
+    """
+
     @property
     def activates(self) -> bool:
         """Whether layers are ever inactive, as far as the job says."""

@@ -547,6 +547,16 @@ def _frozen_or_inactive(freeze: FreezeSection, elastic: ElasticSection) -> Itera
         )
 
 
+def _one_decides_cuts(elastic: ElasticSection) -> Iterator[Problem]:
+    for number, line in enumerate(elastic.script if elastic.recut else ()):
+        if isinstance(line, MoveLine) or (isinstance(line, AddLine) and line.stages and line.devices is None):
+            yield Problem(
+                ("elastic", "script", number),
+                f"moves layers of virtual worker {line.vw}, but with `elastic.recut` the active layers decide how "
+                "it is cut; remove one of them",
+            )
+
+
 def _cache_of_constants(freeze: FreezeSection, elastic: ElasticSection) -> Iterator[Problem]:
     if freeze.cache != "on":
         return
@@ -607,6 +617,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _one_decides_what_freezes,
     _compressible,
     _frozen_or_inactive,
+    _one_decides_cuts,
     _cache_of_constants,
     _memory_between_barriers,
     _moves_between_barriers,

@@ -142,6 +142,7 @@ class StageRunner:
         if member is not None:
             self._change_waves(segment.start, member)
             if member.joined and segment.reasons:
+                self._parts.leave_out(segment.inactive_before)  # it has a share of the barrier's evaluation
                 self._entry.take_over(segment)
         if not leaves:
             self._take_weights(segment.start)

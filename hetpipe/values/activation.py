@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetpipe.values.ids import Clock
+from hetpipe.values.ids import Clock, VirtualWorkerIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,16 @@ class Activation:
     """The barrier; 0: the start of the job."""
     inactive: tuple[int, ...]
     """Their indices in the chain, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationCut:
+    """How a virtual worker is cut from the barrier on at which other layers become active."""
+
+    clock: Clock
+    vw: VirtualWorkerIndex
+    bounds: tuple[int, ...]
+    """Stage k has the layers [bounds[k], bounds[k + 1])."""
 
 
 def inactive_at(

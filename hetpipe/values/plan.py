@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from hetpipe.values.activation import Activation
+from hetpipe.values.activation import Activation, ActivationCut
 from hetpipe.values.bounds import (
     COUNT,
     MAX_COUNT,
@@ -244,6 +244,8 @@ class Plan:
     """`Freezing.lineups`; empty where no pipelines are compressed (`freeze.compress`)."""
     activations: tuple[Activation, ...] = ()
     """Which layers are inactive from when on, in order of the clocks; empty where all are active all the time."""
+    activation_cuts: tuple[ActivationCut, ...] = ()
+    """The changes of cuts there, in order of the clocks; empty where layers stay where they are (`elastic.recut`)."""
 
     def stage(self, vw: VirtualWorkerIndex, stage: StageIndex) -> StagePlan:
         """The plan of one stage."""

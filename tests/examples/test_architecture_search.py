@@ -51,6 +51,7 @@ def test_the_job_and_the_search_agree() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.processes
+@pytest.mark.timeout(600)
 def test_both_programs_print_the_same_architecture(tmp_path: Path) -> None:
     printed = []
     for program in ("search", "twin"):
@@ -61,7 +62,7 @@ def test_both_programs_print_the_same_architecture(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=110,
+            timeout=280,
         )
         printed.append(result.stdout.splitlines()[-1].partition("}")[0])
     assert printed[0] == printed[1]

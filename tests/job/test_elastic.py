@@ -304,3 +304,9 @@ def test_frozen_and_inactive_layers_are_not_combined(
 ) -> None:
     assert any(problem.startswith(wrong) for problem in problems(freeze=freeze, elastic=elastic))
     assert job(elastic=elastic if not elastic.get("script") else script(activate())).elastic.activates
+
+
+def test_one_decides_where_layers_move() -> None:
+    wrong = "elastic.script[1]: moves layers of virtual worker 0, but with `elastic.recut` the active layers decide how"
+    found = problems(elastic={"recut": True, **script(activate(2), line(4))})
+    assert [problem.startswith(wrong) for problem in found] == [True]

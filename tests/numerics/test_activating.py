@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.errors import PlanError
 from hetpipe.values.ids import Clock
 from hetpipe.values.policies import POLICIES
+from hetpipe.values.run import StageEvaluation
+from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
 from tests.numerics.test_leavers import decisions
 from tests.pairwise import covering
@@ -101,6 +105,31 @@ def test_layers_move_where_others_are_activated_and_a_run_resumes_with_them(tmp_
         run(replace(plain, freeze={"layers": 1}), tmp_path / "frozen", restore=folder)
 
 
+@pytest.mark.parametrize("kind", ["wsp", pytest.param("allreduce", marks=pytest.mark.exhaustive)])
+def test_layers_move_by_themselves_where_others_become_active(kind: str, tmp_path: Path) -> None:
+    """At the same barrier, to the cut of which the slowest stage has least to do; a move of the script is no other."""
+    what = Case(
+        model="supernet",
+        stages=[[2, 3]] * 2,
+        wave=3,
+        minibatches=15,
+        kind=kind,
+        weights="flush",
+        optimizer=dict(ADAMW),
+        activates=((1, (0, 1, 4)), (2, (0, 1, 2, 3, 4)), (4, (0, 2, 3, 4))),
+        elastic={"recut": True},
+    )
+    run(what, tmp_path)
+    plans: dict[int, dict[int, tuple[int, ...]]] = {}
+    for line in decisions(tmp_path, "plan"):
+        if line["version"]:
+            counts = tuple(last - first for first, last in itertools.pairwise(line["bounds"]))
+            plans.setdefault(line["clock"], {})[line["vw"]] = counts
+    assert plans[1] == dict.fromkeys(range(2), (1, 4)), "the two that are active on stage 0 share two stages"
+    assert set(plans) <= {1, 2, 4}
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(inactive=inactive(what), plans=plans)))
+
+
 def test_layers_that_are_left_out_draw_nothing_and_change_no_statistics(tmp_path: Path) -> None:
     """Under recomputation and swapping, whose regions lose layers."""
     what = Case(
@@ -136,3 +165,31 @@ def test_a_job_that_leaves_nothing_to_train_is_rejected(tmp_path: Path) -> None:
     message = r"elastic\.active: leaves no layer with trainable parameters active \(layers 0, 2, 4 are off\)"
     with pytest.raises(PlanError, match=message):
         run(Case(minibatches=4, active=(1, 3)), tmp_path)
+
+
+def test_whoever_joins_evaluates_with_the_layers_that_were_active_before(tmp_path: Path) -> None:
+    """At the end of an epoch, where other layers become active: all have a share of the same architecture."""
+    what = Case(
+        model="supernet",
+        data="data32",
+        stages=[[2, 3]] * 2,
+        batch_size=4,
+        epochs=2,
+        evaluate={},
+        active=(0, 1, 4),
+        members=((1, "drop", 1),),
+    )
+    run(what, tmp_path / "dropped")
+    joins = next(line["clock"] for line in decisions(tmp_path / "dropped", "barrier") if "epoch" in line["reason"])
+    again = replace(what, members=(*what.members, (joins, "add", 1)), activates=((joins, (0, 3, 4)),))
+    result = run(again, tmp_path / "joined")
+    found = [report for _, _, report in result.reports if isinstance(report, StageEvaluation) and report.clock == joins]
+    assert len(found) == 2, "both have a share"
+    reference = run_reference(again.reference(inactive={0: (2, 3), joins: (1, 2)}))
+    supernet, data = models.supernet(), models.data32()
+    supernet.load_state_dict(reference.barriers[Clock(joins)].weights)
+    assert isinstance(supernet, nn.Sequential)
+    with torch.no_grad():
+        outputs = supernet[4](supernet[1](supernet[0](data.tensors[0])))
+        expected = float(models.loss(outputs, data.tensors[1]))
+    assert sum(report.sums["loss"] for report in found) / len(data) == pytest.approx(expected)

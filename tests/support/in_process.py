@@ -24,6 +24,7 @@ from hetpipe.decide.elastic.activation import with_activations
 from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
 from hetpipe.decide.elastic.compressing import with_freeze_plans
 from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
+from hetpipe.decide.elastic.replanning import with_activation_cuts
 from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
 from hetpipe.decide.lifecycle.configs import homes_of
 from hetpipe.decide.lifecycle.planning import PlannedRun
@@ -237,6 +238,7 @@ class _Cluster:
         self.plan = with_freeze_levels(self.plan, run.job, report.layers, self._progress)
         self.plan = with_activations(self.plan, run.job, report.layers, self._progress)
         self.plan = with_freeze_plans(PlannedRun(run.job, self.plan, model=report), agents).plan
+        self.plan = with_activation_cuts(PlannedRun(run.job, self.plan, model=report), agents).plan
         self._homes = homes_of(run.job, self.plan)
         data = run.job.data_spec(report.train_samples, self._homes)
         self.result = InProcessResult(self.plan)
@@ -441,7 +443,7 @@ class _Cluster:
             last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
             run_dir=str(self._run.run_dir),
             progress=self._progress,
-            plan_changes=plan_changes(job),
+            plan_changes=plan_changes(job, self.plan),
             wave_changes=wave_changes(job),
             member_changes=member_changes(job),
             freezing=freezing_of(job, self.plan),

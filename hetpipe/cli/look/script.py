@@ -34,7 +34,8 @@ def run(options: Options, output: Output, _shell: Shell) -> ExitStatus:
     decisions = decisions_of_run(folder.path)
     lines = (*job.elastic.script, *script_of(decisions))
     script = [line.model_dump(mode="json", exclude_none=True) for line in lines]
-    at_start = {} if job.elastic.active is None else {"active": list(job.elastic.active)}
+    at_start: dict[str, Any] = {} if job.elastic.active is None else {"active": list(job.elastic.active)}
+    at_start |= {"recut": True} if job.elastic.recut else {}
     output.answer({**at_start, "script": script}, *_text(job, script, decisions))
     return ExitStatus.OK
 
@@ -56,6 +57,8 @@ def _text(job: Job, script: Sequence[dict[str, Any]], decisions: Sequence[Decisi
     yield "elastic:"
     if job.elastic.active is not None:
         yield f"  active: {_flow(list(job.elastic.active))}"
+    if job.elastic.recut:
+        yield "  recut: true"
     if script:
         yield "  script:"
     for line in script:

@@ -10,18 +10,20 @@ The cut is the planner's: the smallest largest stage time, transfers and memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from hetpipe.decide.lifecycle.known_cluster import cluster_of
 from hetpipe.decide.lifecycle.planning import PlannedRun, options_of
+from hetpipe.decide.planner.active_profile import active_profile
 from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs, MemoryModel, minibatches_per_tick
 from hetpipe.decide.planner.cuts import NO_LINK, ReachTables, least_cuts
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.partition import layer_cost
 from hetpipe.errors import HetpipeError
 from hetpipe.job.file import Job
+from hetpipe.values.activation import Activation, ActivationCut
 from hetpipe.values.cluster import Cluster, LinkSpec, node_of
 from hetpipe.values.freezing import FreezeCut
 from hetpipe.values.ids import AgentId, DeviceId, LayerIndex, VirtualWorkerIndex
@@ -242,6 +244,42 @@ def freeze_cuts(
             for worker, stages in zip(workers, last, strict=True)
         ]
     return tuple(found)
+
+
+def activation_cuts(
+    basis: Basis, workers: Sequence[VirtualWorkerPlan], activations: Iterable[Activation], *, alike: bool
+) -> tuple[ActivationCut, ...]:
+    """The best cuts of all virtual workers where other layers become active; the last one stays where it is as good.
+
+    Args:
+        basis: data on layers and devices.
+        workers: as planned, in index order.
+        activations: in order of their clocks; the plan's own cut is that of the start.
+        alike: whether all are to be cut alike.
+    """
+    found: list[ActivationCut] = []
+    last = [worker.stages for worker in workers]
+    for activation in activations:
+        if not activation.clock:
+            continue
+        at = replace(basis, profile=active_profile(basis.profile, activation.inactive))
+        cut = list(recut_workers([at.of(worker) for worker in workers], last, alike=alike))
+        for worker, old, new in zip(workers, last, cut, strict=True):
+            bounds = replace(worker, stages=new).bounds
+            if bounds != replace(worker, stages=old).bounds:
+                found.append(ActivationCut(activation.clock, worker.index, bounds))
+        last = cut
+    return tuple(found)
+
+
+def with_activation_cuts(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRun:
+    """The run with the cuts for its active layers, if its job asks for them, and its devices are known."""
+    basis = basis_if_known(run, agents) if run.job.elastic.recut and run.plan.activations else None
+    if basis is None:
+        return run
+    plan, alike = run.plan, run.job.sync.traits.averages_gradients
+    cuts = activation_cuts(basis, plan.virtual_workers, plan.activations, alike=alike)
+    return replace(run, plan=replace(plan, activation_cuts=cuts))
 
 
 def recut_workers(

@@ -55,12 +55,13 @@ from hetpipe.values.sync import (
 )
 
 
-def plan_changes(job: Job) -> tuple[PlanChange, ...]:
-    """The changes of plans that the script of a job decides, in order.
+def plan_changes(job: Job, plan: Plan | None = None) -> tuple[PlanChange, ...]:
+    """The changes of plans that the script of a job decides, and those of its plan for active layers, in order.
 
     Policies of layers are the stages' own affair (`memory_changes`): of these lines there are only the barriers.
     """
-    found = []
+    cuts = () if plan is None else plan.activation_cuts
+    found = [PlanChange(cut.clock, cut.vw, cut.bounds) for cut in cuts]
     for line in job.elastic.script:
         if isinstance(line, MoveLine) and isinstance(line.at, MinibatchMoment):
             vw = VirtualWorkerIndex(line.vw)

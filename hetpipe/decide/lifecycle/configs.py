@@ -263,7 +263,7 @@ def shard_configs(job: Job, run: RunDocument) -> list[ShardConfig]:
             run=None if index else run,
             clock_shard_id=run.shards[0].id,
             keeps_history=job.history != "off",
-            plan_changes=plan_changes(job),
+            plan_changes=plan_changes(job, plan),
             wave_changes=wave_changes(job),
             member_changes=member_changes(job),
             freezing=freezing_of(job, plan),

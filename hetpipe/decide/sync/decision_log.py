@@ -920,7 +920,7 @@ class DecisionLog:
 
     def _cross(self) -> None:
         """Cross a barrier: remove leaving members, add newcomers, and set members and end of the next segment."""
-        passed, start = self.segment, self.published
+        passed, start, inactive_before = self.segment, self.published, self.progress.inactive
         squares = {vw: member.newest_squares for vw, member in self.members.items() if member.newest_squares}
         self.deciding, self.frozen_before, self.lineup_before = {}, self.progress.frozen, self.progress.lineup
         reasons, ends = passed.reasons, ends_run(passed.reasons)
@@ -959,6 +959,7 @@ class DecisionLog:
                 frozen=frozen,
                 frozen_layers=layers,
                 inactive=self.progress.inactive,
+                inactive_before=inactive_before,
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)

@@ -137,6 +137,8 @@ class SegmentRecord:
     make a wave whole."""
     inactive: tuple[int, ...] = ()
     """The layers that are inactive in this segment (dynamic-models.md)."""
+    inactive_before: tuple[int, ...] = ()
+    """Those of the segment that the barrier ended, with which it is evaluated, also by whoever joins there."""
     kind: Literal["segment"] = "segment"
 
     @property

@@ -589,7 +589,7 @@ class SegmentMember(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., moved: bool = ..., origin: _Optional[int] = ...) -> None: ...
 
 class SegmentRecord(_message.Message):
-    __slots__ = ("index", "start", "reasons", "epoch", "members", "left", "frozen", "frozen_layers", "inactive")
+    __slots__ = ("index", "start", "reasons", "epoch", "members", "left", "frozen", "frozen_layers", "inactive", "inactive_before")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
@@ -599,6 +599,7 @@ class SegmentRecord(_message.Message):
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     FROZEN_LAYERS_FIELD_NUMBER: _ClassVar[int]
     INACTIVE_FIELD_NUMBER: _ClassVar[int]
+    INACTIVE_BEFORE_FIELD_NUMBER: _ClassVar[int]
     index: int
     start: int
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -608,7 +609,8 @@ class SegmentRecord(_message.Message):
     frozen: int
     frozen_layers: int
     inactive: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., frozen: _Optional[int] = ..., frozen_layers: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ...) -> None: ...
+    inactive_before: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., frozen: _Optional[int] = ..., frozen_layers: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ..., inactive_before: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanRecord(_message.Message):
     __slots__ = ("index", "vw", "incarnation", "clock", "version", "bounds")

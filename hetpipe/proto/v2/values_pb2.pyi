@@ -427,7 +427,7 @@ class VirtualWorkerPlan(_message.Message):
     def __init__(self, index: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., minibatches_per_wave: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels", "freeze_cuts", "freeze_lineups", "activations")
+    __slots__ = ("job_id", "term", "virtual_workers", "slices", "num_shards", "model_digest", "freeze_levels", "freeze_cuts", "freeze_lineups", "activations", "activation_cuts")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIRTUAL_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -438,6 +438,7 @@ class Plan(_message.Message):
     FREEZE_CUTS_FIELD_NUMBER: _ClassVar[int]
     FREEZE_LINEUPS_FIELD_NUMBER: _ClassVar[int]
     ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_CUTS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     term: int
     virtual_workers: _containers.RepeatedCompositeFieldContainer[VirtualWorkerPlan]
@@ -448,7 +449,18 @@ class Plan(_message.Message):
     freeze_cuts: _containers.RepeatedCompositeFieldContainer[FreezeCut]
     freeze_lineups: _containers.RepeatedCompositeFieldContainer[FreezeLineup]
     activations: _containers.RepeatedCompositeFieldContainer[Activation]
-    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ..., freeze_cuts: _Optional[_Iterable[_Union[FreezeCut, _Mapping]]] = ..., freeze_lineups: _Optional[_Iterable[_Union[FreezeLineup, _Mapping]]] = ..., activations: _Optional[_Iterable[_Union[Activation, _Mapping]]] = ...) -> None: ...
+    activation_cuts: _containers.RepeatedCompositeFieldContainer[ActivationCut]
+    def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., virtual_workers: _Optional[_Iterable[_Union[VirtualWorkerPlan, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SlicePlan, _Mapping]]] = ..., num_shards: _Optional[int] = ..., model_digest: _Optional[str] = ..., freeze_levels: _Optional[_Iterable[int]] = ..., freeze_cuts: _Optional[_Iterable[_Union[FreezeCut, _Mapping]]] = ..., freeze_lineups: _Optional[_Iterable[_Union[FreezeLineup, _Mapping]]] = ..., activations: _Optional[_Iterable[_Union[Activation, _Mapping]]] = ..., activation_cuts: _Optional[_Iterable[_Union[ActivationCut, _Mapping]]] = ...) -> None: ...
+
+class ActivationCut(_message.Message):
+    __slots__ = ("clock", "vw", "bounds")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    vw: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, clock: _Optional[int] = ..., vw: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Activation(_message.Message):
     __slots__ = ("clock", "inactive")

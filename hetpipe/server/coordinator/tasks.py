@@ -17,6 +17,7 @@ from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.elastic.activation import with_activations
 from hetpipe.decide.elastic.compressing import with_freeze_plans
 from hetpipe.decide.elastic.freezing import freezing_of, kept_statistics, lowered, with_freeze_levels
+from hetpipe.decide.elastic.replanning import with_activation_cuts
 from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import (
     check_progress,
@@ -232,6 +233,7 @@ class JobTasks:
         run = replace(run, plan=with_freeze_levels(run.plan, run.job, model.layers, start))
         run = with_freeze_plans(run, task.agents)
         run = replace(run, plan=with_activations(run.plan, run.job, model.layers, start))
+        run = with_activation_cuts(run, task.agents)
         data = replace(data_of(run.job, model), homes=homes_of(run.job, run.plan))
         check_script(run.job, run.plan, data, start, names, costs)
         check_script_memory(run, start)

@@ -70,11 +70,14 @@ def test_decisions_of_a_run_are_a_section_of_a_job(tmp_path: Path) -> None:
 
 
 def test_the_layers_that_are_active_from_the_start_belong_to_it(tmp_path: Path) -> None:
-    what = Case(model="supernet", minibatches=40, active=(0, "[12]", 4), activates=((3, (0, 4)),))
+    what = Case(
+        model="supernet", minibatches=40, active=(0, "[12]", 4), activates=((3, (0, 4)),), elastic={"recut": True}
+    )
     text, told = shown(tmp_path, what, ())
     assert text.splitlines() == [
         "elastic:",
         "  active: [0, '[12]', 4]",
+        "  recut: true",
         "  script:",
         "    - {at: {clock: 3}, do: activate, active: [0, 4]}",
     ]
