@@ -261,7 +261,8 @@ def _headline(_: int) -> Mapping[str, Any]:
 
 
 def _thousand(rounds: int) -> Mapping[str, Any]:
-    _say(f"(x) stages on one clock shard, {thousand.NUM_SHARDS} shards, {thousand.NUM_WAVES} waves", thousand.measure())
+    _say(f"(x) {thousand.NUM_SHARDS} shards, {thousand.NUM_WAVES} waves, stages on one clock shard", thousand.measure())
+    _say("    members of one coordinator", thousand.members())
     found = [thousand.calls() for _ in range(rounds)]
     medians = {name: statistics.median(one[name] for one in found) for name in found[0]}
     _say("    calls per second for the clocks of a job", medians)

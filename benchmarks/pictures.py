@@ -1,7 +1,8 @@
-"""The pictures of `python -m benchmarks headline --json FILE`, as SVG.
+"""The pictures of `python -m benchmarks headline --json FILE` and `thousand --json FILE`, as SVG.
 
 `python -m benchmarks.pictures FILE FOLDER` draws, for each model, samples per second of every contender, its loss over
-time, and what the nodes add one by one. This module says where everything is; the templates beside it draw it.
+time, and what the nodes add one by one; or how the cost of a clock shard grows with its stages. This module says where
+everything is; the templates beside it draw it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ _COLOURS = ("#1f5fa8", "#c2410c", "#15803d", "#7c3aed", "#a16207", "#0e7490", "#
 
 _RATES, _CURVES = "samples per second, seconds and shares of time", "seconds and loss"
 _NODES = "simulated samples per second, node by node"
+_GROWTH = "stages on one clock shard"
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, float | None]], *, legend: str) -> str:
+def bars(
+    title: str, rows: Sequence[tuple[str, float, float | None]], *, legend: str, mark_name: str = "simulated"
+) -> str:
     """An SVG of horizontal bars.
 
     Args:
         title: heading.
         rows: name, length, and where a mark is; None for no mark.
         legend: what they mean.
+        mark_name: what is at a mark.
     """
     longest = max(max(value, mark or 0.0) for _, value, mark in rows)
     left = round(24 + _CHARACTER * max(len(name) for name, _, _ in rows))
@@ -47,7 +52,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, float | None]], *, legend:
             "width": round(scale * value, 1),
             "mark": None if mark is None else round(left + scale * mark, 1),
             "end": round(left + scale * max(value, mark or 0.0) + 8, 1),
-            "text": f"{value:.0f}" + ("" if mark is None else f" (simulated {mark:.0f})"),
+            "text": f"{value:.0f}" + ("" if mark is None else f" ({mark_name} {mark:.0f})"),
         }
         for index, (name, value, mark) in enumerate(rows)
     ]
@@ -138,6 +143,30 @@ def draw(said: Mapping[str, Any], folder: Path) -> None:
         ]
         title = f"Like {model}: nodes added one by one"
         _write(folder / f"{model}-nodes.svg", bars(title, nodes, legend="samples per second, simulated"))
+    for name, sizes in said.items():
+        if name.endswith(_GROWTH):
+            _write(folder / "growth.svg", growth(sizes))
+
+
+def growth(sizes: Mapping[str, Mapping[str, float]]) -> str:
+    """An SVG of how late a clock is, and how long the clock shard computes per wave, by the number of stages.
+
+    Beyond the two largest runs, the clock shard's time is that of the line through them.
+    """
+    late = [(f"{name}: late", one["milliseconds late, median"], one["99th percentile"]) for name, one in sizes.items()]
+    per_wave = {
+        int(name.split()[0]): int(name.split()[0]) * one["milliseconds of processor per stage and wave"]
+        for name, one in sizes.items()
+    }
+    (before, low), (last, high) = sorted(per_wave.items())[-2:]
+    busy = [(f"{number} stages: clock shard", value, None) for number, value in per_wave.items()]
+    busy += [
+        (f"{number} stages: extrapolated", high + (high - low) * (number - last) / (last - before), None)
+        for number in (4 * last, 16 * last)
+    ]
+    title = "Milliseconds from the last commit to a published clock, and of processor per wave"
+    legend = "line: 99th percentile; waves shorter than the clock shard's bar saturate it"
+    return bars(title, [*late, *busy], legend=legend, mark_name="99th percentile")
 
 
 def _write(path: Path, picture: str) -> None:

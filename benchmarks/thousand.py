@@ -1,9 +1,12 @@
-"""How many stages can one clock shard serve?
+"""How many stages can one clock shard serve, and how many members one coordinator?
 
 Real: the clock shard, a process with all that `hetpipe serve parameter-server` does but for its registration. Light:
 the other shards, which follow the decision log and acknowledge every record, and the stages, which follow it and
 report a wave as soon as the clock before it is published. They have no weights and compute nothing, so a wave takes as
 long as its calls and records do. Each process of stages has one connection.
+
+Members of the coordinator are light as well: each is a registration and its heartbeats. Calls are compared with a bare
+`grpc.aio` program that answers with as many bytes.
 
 A clock is *late* at a stage by the time from the wave's last commit, in the history of the clock shard, to the arrival
 of the published clock.
@@ -17,9 +20,9 @@ import resource
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,45 +33,65 @@ import grpc.aio
 
 from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
+from hetpipe.decide.lifecycle.registry import MEMBERS_OF_LEAST_LEASE
 from hetpipe.decide.sync.records import PublishRecord
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.history import NullHistory, Value
+from hetpipe.server.coordinator.coordinator import Coordinator
+from hetpipe.server.coordinator.main import newest_checkpoint, read_progress
+from hetpipe.server.coordinator.servicer import CONCURRENT_CALLS as COORDINATOR_CALLS
+from hetpipe.server.coordinator.servicer import NUM_THREADS, CoordinatorServicer
+from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.server.shard.main import CALL_THREADS, CONCURRENT_CALLS
 from hetpipe.server.shard.server import ShardServer
+from hetpipe.storage.memory_store import MemoryStore
 from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
+from hetpipe.values.leases import LEASE_SECONDS, heartbeat_seconds
+from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole
 from hetpipe.values.requests import Blocks, Requester
 from hetpipe.values.shard_config import ShardConfig
 from hetpipe.values.sync import DataSpec, Membership, SyncSpec
+from hetpipe.wire.call import Calls, RequestT, Unary
 from hetpipe.wire.calls import (
     ACKNOWLEDGE,
     CONFIGURE,
     FOLLOW_LOG,
     GET_SHARD_CLOCKS,
+    HEARTBEAT,
     JOIN,
+    REGISTER,
     REPORT_INITIALIZED,
     REPORT_STAGED,
     AcknowledgeRequest,
     FollowLogRequest,
     GetShardClocksRequest,
+    HeartbeatRequest,
     JoinRequest,
+    RegisterRequest,
     ReportInitializedRequest,
     ReportStagedRequest,
 )
 from hetpipe.wire.channel import as_is
-from hetpipe.wire.codec import to_bytes
+from hetpipe.wire.codec import from_bytes, to_bytes
+from hetpipe.wire.coordinator_client import CoordinatorClient, all_members
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.shard_client import connect_shard
 
 #: Stages of a job; four in each virtual worker.
-SIZES = sized((16, 64, 192, 1024), (16, 1024))
+SIZES = sized((64, 256, 1024), (16,))
 NUM_STAGES, STAGES_PER_PROCESS = 4, 16
 #: Shards, the clock shard among them.
 NUM_SHARDS = sized(64, 4)
 SHARDS_PER_CONNECTION = 8
-NUM_WAVES = sized(10, 4)
+NUM_WAVES = sized(6, 4)
+#: Members of a coordinator, and the connections that they share here.
+MEMBERS, MEMBER_CONNECTIONS = sized((1_000, 10_000), (100,)), 8
 #: Seconds of calls against each server, and calls at a time.
 CALL_SECONDS, CALLS_AT_A_TIME = sized(3.0, 0.2), 32
+
+#: Interval between the ticks of a coordinator.
+_TICK_SECONDS = 0.2
 
 _JOB, _TERM = JobId("thousand"), Term(1)
 _PATIENCE_SECONDS = 300.0
@@ -91,10 +114,69 @@ def calls() -> dict[str, Any]:
             reply = to_bytes(connection.invoke(GET_SHARD_CLOCKS, request))
         finally:
             connection.close()
-        ours = asyncio.run(_calls_per_second(address, to_bytes(request)))
-    with _Child(_serve_bare, reply) as bare:
-        limit = asyncio.run(_calls_per_second(bare.receive(str), to_bytes(request)))
-    return {"hetpipe": round(ours), "bare grpc.aio": round(limit), "hetpipe / bare grpc.aio": round(ours / limit, 3)}
+        ours = _called(server, address, to_bytes(request))
+    with _Child(_serve_bare, reply, GET_SHARD_CLOCKS) as bare:
+        limit = _called(bare, bare.receive(str), to_bytes(request))
+    return {
+        "hetpipe": round(ours.per_second),
+        "bare grpc.aio": round(limit.per_second),
+        "hetpipe / bare grpc.aio": round(ours.per_second / limit.per_second, 3),
+        "hetpipe, microseconds of processor per call": round(1e6 * ours.processor_seconds),
+        "bare grpc.aio, microseconds of processor per call": round(1e6 * limit.processor_seconds),
+        "bare grpc.aio / hetpipe, processor": round(limit.processor_seconds / ours.processor_seconds, 3),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    per_second: float
+    processor_seconds: float
+    """Of the server, per call."""
+
+
+def _called(server: _Child, address: str, request: bytes) -> _Called:
+    server.pipe.send("usage")
+    before = server.receive(_Usage)
+    per_second = asyncio.run(_calls_per_second(address, request))
+    server.pipe.send("usage")
+    seconds = server.receive(_Usage).seconds - before.seconds
+    return _Called(per_second, seconds / (per_second * CALL_SECONDS))
+
+
+def members() -> dict[str, Any]:
+    """Members → how long a coordinator takes for their registrations, heartbeats and list, and its memory."""
+    return {f"{number} members": asyncio.run(_members(number)) for number in MEMBERS}
+
+
+async def _members(number: int) -> dict[str, Any]:
+    infos = [MemberInfo(MemberRole.AGENT, MemberId(f"n{index}"), "host", 1 + index) for index in range(number)]
+    with _Child(_serve_coordinator) as server:
+        address = server.receive(str)
+        server.pipe.send("usage")
+        before = server.receive(_Usage)
+        registered = await _each(address, REGISTER, [RegisterRequest(info) for info in infos])
+        leases = [from_bytes(Lease, reply) for reply in registered.replies]
+        beats = [HeartbeatRequest(info.id, lease.registration) for info, lease in zip(infos, leases, strict=True)]
+        renewed = await _each(address, HEARTBEAT, beats)
+        with closing(CoordinatorClient(address)) as client:
+            begun = SYSTEM_CLOCK.monotonic()
+            found = all_members(client)
+            listing_seconds = SYSTEM_CLOCK.monotonic() - begun
+        assert len(found) == number, f"{len(found)} of {number} members are listed"
+        server.pipe.send("usage")
+        after = server.receive(_Usage)
+    with _Child(_serve_bare, renewed.replies[0], HEARTBEAT) as bare:
+        limit = await _each(bare.receive(str), HEARTBEAT, beats)
+    lease_seconds = LEASE_SECONDS * max(1.0, number / MEMBERS_OF_LEAST_LEASE)
+    return {
+        "registrations per second": round(number / registered.seconds),
+        "heartbeats per second": round(number / renewed.seconds),
+        "bare grpc.aio": round(number / limit.seconds),
+        "heartbeats / bare grpc.aio": round(limit.seconds / renewed.seconds, 3),
+        "heartbeats per second that the leases ask for": round(number / heartbeat_seconds(lease_seconds)),
+        "seconds of the whole list": round(listing_seconds, 2),
+        "kB of memory per member": round((after.num_bytes - before.num_bytes) / 1000 / number, 1),
+    }
 
 
 def _run(num_stages: int) -> dict[str, Any]:
@@ -153,14 +235,14 @@ def _config(address: str, num_stages: int) -> ShardConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """Of the clock shard so far."""
+    """Of a server so far."""
 
     seconds: float
     """Of the processor."""
     num_bytes: int
     """Resident."""
     committed: dict[int, float]
-    """Wave → time of its last commit."""
+    """Of a clock shard: wave → time of its last commit."""
 
 
 class _Child:
@@ -213,9 +295,33 @@ def _serve_shard(pipe: Connection) -> None:
     server.on_stop(shards.stop)
     pipe.send(server.start())
     while pipe.recv() == "usage":
-        usage, pages = resource.getrusage(resource.RUSAGE_SELF), Path("/proc/self/statm").read_text().split()[1]
-        num_bytes = int(pages) * resource.getpagesize()
-        pipe.send(_Usage(usage.ru_utime + usage.ru_stime, num_bytes, dict(history.committed)))
+        pipe.send(_usage(dict(history.committed)))
+
+
+def _serve_coordinator(pipe: Connection) -> None:
+    def no_shard(info: MemberInfo) -> Calls:
+        raise AssertionError(f"no job runs here, and {info} is asked")
+
+    tools = Tools(
+        open_shard=no_shard,
+        read_progress=read_progress,
+        newest_checkpoint=newest_checkpoint,
+        listed_checkpoint=newest_checkpoint,
+    )
+    coordinator = Coordinator(MemoryStore(SYSTEM_CLOCK), tools, clock=SYSTEM_CLOCK, lease_seconds=_PATIENCE_SECONDS)
+    server = Server(ServerConfig(num_threads=NUM_THREADS, max_concurrent_calls=COORDINATOR_CALLS))
+    CoordinatorServicer(coordinator, host="host").add_to(server)
+    pipe.send(server.start())
+    while True:
+        while not pipe.poll(_TICK_SECONDS):
+            coordinator.tick()
+        if pipe.recv() == "usage":
+            pipe.send(_usage({}))
+
+
+def _usage(committed: dict[int, float]) -> _Usage:
+    usage, pages = resource.getrusage(resource.RUSAGE_SELF), Path("/proc/self/statm").read_text().split()[1]
+    return _Usage(usage.ru_utime + usage.ru_stime, int(pages) * resource.getpagesize(), committed)
 
 
 def _light_shards(pipe: Connection, address: str) -> None:
@@ -272,19 +378,20 @@ def _light_stages(pipe: Connection, address: str, first: int, num_stages: int) -
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-def _serve_bare(pipe: Connection, reply: bytes) -> None:
+def _serve_bare(pipe: Connection, reply: bytes, call: Unary[Any, Any]) -> None:
     async def answer(_request: bytes, _context: object) -> bytes:
         return reply
 
     async def serve() -> None:
         server = grpc.aio.server()
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(answer)
-        services = grpc.method_handlers_generic_handler(GET_SHARD_CLOCKS.service, {GET_SHARD_CLOCKS.name: handler})
+        services = grpc.method_handlers_generic_handler(call.service, {call.name: handler})
         server.add_generic_rpc_handlers((services,))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         pipe.send(f"127.0.0.1:{port}")
-        await server.wait_for_termination()
+        while await asyncio.to_thread(pipe.recv) == "usage":
+            pipe.send(_usage({}))
 
     asyncio.run(serve())
 
@@ -304,3 +411,27 @@ async def _calls_per_second(address: str, request: bytes) -> float:
 
         await asyncio.gather(*(one_after_another() for _ in range(CALLS_AT_A_TIME)))
     return num_calls / CALL_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    replies: list[bytes]
+    seconds: float
+
+
+async def _each(address: str, call: Unary[RequestT, Any], requests: Sequence[RequestT]) -> _Answered:
+    """Make a call once with each request, over a few connections."""
+    channels = [grpc.aio.insecure_channel(address) for _ in range(MEMBER_CONNECTIONS)]
+    waiting, replies = iter(enumerate(map(to_bytes, requests))), [b""] * len(requests)
+
+    async def one_after_another(channel: grpc.aio.Channel) -> None:
+        method = channel.unary_unary(call.path, as_is, as_is)
+        for index, request in waiting:
+            replies[index] = await method(request)
+
+    begun = SYSTEM_CLOCK.monotonic()
+    await asyncio.gather(*(one_after_another(channels[n % len(channels)]) for n in range(CALLS_AT_A_TIME)))
+    seconds = SYSTEM_CLOCK.monotonic() - begun
+    for channel in channels:
+        await channel.close()
+    return _Answered(replies, seconds)

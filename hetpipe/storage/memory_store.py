@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._members: dict[MemberId, _Leased] = {}
         self._num_orders = 0
+        #: No entry expires before: thousands of members are not looked through at every heartbeat.
+        self._next_expiry = math.inf
         self._term = Term(0)
         self._jobs: dict[JobId, _Job] = {}
         #: The newest lead and its time of expiry.
@@ -74,7 +77,7 @@ class MemoryStore:
                 self._num_orders += 1
             order = self._num_orders if known is None else known.record.order
             record = MemberRecord(info, registration, order)
-            self._members[info.id] = _Leased(record, now + lease_seconds)
+            self._members[info.id] = _Leased(record, self._expiry(now + lease_seconds))
             return record
 
     def renew_member(self, member_id: MemberId, registration: Registration, *, lease_seconds: float) -> None:
@@ -84,7 +87,7 @@ class MemoryStore:
             known = self._members.get(member_id)
             if known is None or known.record.registration != registration:
                 raise UnknownMember(f"{member_id} is not registered with this token; register again")
-            known.expires = now + lease_seconds
+            known.expires = self._expiry(now + lease_seconds)
 
     def remove_member(self, member_id: MemberId, registration: Registration) -> None:
         """Remove a member."""
@@ -125,7 +128,7 @@ class MemoryStore:
             if job is None or (job.record != following and job.record.version != record.version):
                 raise VersionConflict(f"job {record.job_id} does not have version {record.version}")
             job.record = following
-            job.expires = None if keep_seconds is None else now + keep_seconds
+            job.expires = None if keep_seconds is None else self._expiry(now + keep_seconds)
             return following
 
     def job(self, job_id: JobId) -> JobRecord | None:
@@ -170,9 +173,18 @@ class MemoryStore:
     def _forget_expired(self) -> float:
         """Drop expired entries; returns the time."""
         now = self._clock.monotonic()
-        self._members = {key: leased for key, leased in self._members.items() if leased.expires > now}
-        self._jobs = {key: job for key, job in self._jobs.items() if job.expires is None or job.expires > now}
+        if now >= self._next_expiry:
+            self._members = {key: leased for key, leased in self._members.items() if leased.expires > now}
+            self._jobs = {key: job for key, job in self._jobs.items() if job.expires is None or job.expires > now}
+            expiries = [leased.expires for leased in self._members.values()]
+            expiries += [job.expires for job in self._jobs.values() if job.expires is not None]
+            self._next_expiry = min(expiries, default=math.inf)
         return now
+
+    def _expiry(self, expires: float) -> float:
+        """Note that an entry expires then."""
+        self._next_expiry = min(self._next_expiry, expires)
+        return expires
 
 
 def _next(counter: ControlCounter, highest: int) -> int:

@@ -51,6 +51,7 @@ class _Feed(Generic[ReplyT]):
     outlet: Outlet[ReplyT]
     cancel: Callable[[], object]
     take: Callable[[], ReplyT | None]
+    key: Hashable
     deadline: float
     is_sending: bool = False
     """Whether it waits for a sender, or has one."""
@@ -118,6 +119,8 @@ class Feeds(Generic[ReplyT]):
         self._feeds: dict[_Feed[ReplyT], None] = {}
         self._by_key: dict[Hashable, _Feed[ReplyT]] = {}
         self._senders: ThreadPoolExecutor | None = None
+        #: When the feeds are asked next, without a notification.
+        self._wakes_at = clock.monotonic()
         self._closed = False
 
     def __len__(self) -> int:
@@ -149,7 +152,7 @@ class Feeds(Generic[ReplyT]):
             Exception: what `take` raises at once.
         """
         now = self._clock.monotonic()
-        feed = _Feed(outlet, context.cancel, take, now + seconds)
+        feed = _Feed(outlet, context.cancel, take, key, now + seconds)
         with self._condition:
             older = None if key is None else self._by_key.get(key)
             if older is None and len(self._feeds) >= self._limit:
@@ -164,6 +167,8 @@ class Feeds(Generic[ReplyT]):
             if key is not None:
                 self._by_key[key] = feed
             senders = self._pool()
+            if feed.deadline < self._wakes_at:
+                self._condition.notify_all()
             if first is not None:
                 feed.is_sending = True
                 senders.submit(self._send, feed, _Step(first))
@@ -196,8 +201,8 @@ class Feeds(Generic[ReplyT]):
         if feed not in self._feeds:
             return False
         del self._feeds[feed]
-        for key in [key for key, other in self._by_key.items() if other is feed]:
-            del self._by_key[key]
+        if feed.key is not None:
+            del self._by_key[feed.key]
         return True
 
     def _next(self, feed: _Feed[ReplyT], now: float) -> _Step[ReplyT] | None:
@@ -232,16 +237,21 @@ class Feeds(Generic[ReplyT]):
     # -- threads -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Ask the feeds, in at most half of the time however many there are."""
         next_round = self._clock.monotonic()
         with self._condition:
             while not self._closed:
-                early = next_round - self._clock.monotonic()
-                if early > 0.0 and not self._is_urgent():
-                    self._condition.wait(early)
+                began = self._clock.monotonic()
+                if began < next_round and not self._is_urgent():
+                    self._condition.wait(next_round - began)
                     continue
-                if self._round():
-                    next_round = self._clock.monotonic() + self._pace_seconds
-                self._condition.wait(self._look_seconds)
+                has_sent = self._round()
+                ended = self._clock.monotonic()
+                next_round = ended + max(ended - began, self._pace_seconds if has_sent else 0.0)
+                # One that is sending is asked by its sender, or cut off.
+                ends = (ended + STALLED_SECONDS if feed.is_sending else feed.deadline for feed in self._feeds)
+                self._wakes_at = min([ended + self._look_seconds, *ends])
+                self._condition.wait(max(0.0, self._wakes_at - ended))
 
     def _send(self, feed: _Feed[ReplyT], step: _Step[ReplyT] | None) -> None:
         while step is not None:
@@ -264,6 +274,8 @@ class Feeds(Generic[ReplyT]):
                 feed.began, feed.is_behind = None, False
                 step = self._next(feed, self._clock.monotonic()) if asks_again else None
                 feed.is_sending = step is not None
+                if step is None and feed.deadline < self._wakes_at:
+                    self._condition.notify_all()
 
     def _discard(self, feed: _Feed[Any]) -> None:
         with self._condition:

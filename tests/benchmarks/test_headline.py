@@ -85,9 +85,11 @@ def test_bars_are_as_long_as_their_values_and_marked() -> None:
     assert at - left == pytest.approx(2 * first, abs=0.2)
 
 
-def test_the_pictures_in_the_docs_are_those_of_the_run_that_is_kept(tmp_path: Path) -> None:
-    said: dict[str, Any] = json.loads((ROOT / "benchmarks" / "headline.json").read_text())
+@pytest.mark.parametrize("part", ["headline", "thousand"])
+def test_the_pictures_in_the_docs_are_those_of_the_run_that_is_kept(tmp_path: Path, part: str) -> None:
+    said: dict[str, Any] = json.loads((ROOT / "benchmarks" / f"{part}.json").read_text())
     pictures.draw(said, tmp_path)
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    kept = {path.name: path.read_text() for path in (ROOT / "docs" / "headline").glob("*.svg")}
+    kept = {path.name: path.read_text() for path in (ROOT / "docs" / part).glob("*.svg")}
+    assert drawn
     assert drawn == kept

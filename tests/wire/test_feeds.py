@@ -116,12 +116,16 @@ def test_closing_ends_all_and_what_comes_later() -> None:
 
 
 def test_it_ends_when_its_time_is_up() -> None:
+    """However rarely feeds are asked without a notification."""
     board = Board()
-    board.feeds = Feeds(limit=1, what="the board", condition=board.condition, clock=SYSTEM_CLOCK, look_seconds=0.01)
-    opened = board.feeds.open
-    board.feeds.open = lambda *given, **named: opened(*given, **named, seconds=0.02)  # type: ignore[method-assign]
+    opened, lives = board.feeds.open, iter((60.0, 0.02, 0.02))
+    board.feeds.open = lambda *given, **named: opened(*given, **named, seconds=next(lives))  # type: ignore[method-assign]
     with board.serving() as caller:
-        assert list(repeat(caller)) == []
+        board.write("a")
+        long = repeat(caller)
+        assert next(long) == "a"
+        for _ in range(2):
+            assert list(repeat(caller, "")) == ["a"]
 
 
 class Stalled:
