@@ -74,10 +74,14 @@ class AloneSynchroniser:
         assert self._first is not None, "the stage keeps its weights itself"
         self.listener.on_fetched(clock, self._pool.take().copy_(self._first))
 
-    def hold(self, switch: int) -> tuple[Clock, Clock]:
+    def prepared(self, index: int, *, can: bool) -> None:
+        """Never called: no layers move."""
+        raise AssertionError((index, can))
+
+    def hold(self, switch: int) -> tuple[Clock, Clock, int]:
         """Always the start."""
         del switch
-        return Clock(0), Clock(self._num_waves)
+        return Clock(0), Clock(self._num_waves), 0
 
     def progress(self) -> Progress:
         """The start."""

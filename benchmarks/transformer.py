@@ -286,7 +286,9 @@ def train(case: Case, trunk: Mapping[str, Tensor]) -> Trained:
         plan = json.loads((run_dir / "plan.json").read_text())
         tuned.load_state_dict(read_trained_state(str(run_dir)).tensors)
     frozen = [one["frozen"] for one in result.get("frozen") or ()]
-    reached = [len(one["workers"]) for one in plan.get("freeze_lineups") or () if one["frozen"] <= max(frozen)]
+    reached = [
+        len(one["workers"]) for one in plan.get("freeze_lineups") or () if one["frozen"] <= max(frozen, default=0)
+    ]
     accuracy = _accuracy(tuned, *samples(_TEST, 3))
     return Trained(
         result["samples_per_second"],

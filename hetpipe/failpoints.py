@@ -88,6 +88,8 @@ POINTS: Mapping[str, Point] = {
     ),
     "repartition.plan_computed": Point("a new plan is computed, the clock shard is not asked for it", _COORDINATOR),
     "repartition.requested": Point("the clock shard is asked for a new plan, its answer is not used", _COORDINATOR),
+    "repartition.to_prepare": Point("a stage has read that it is to prepare a move, and has built nothing", _STAGE),
+    "repartition.prepared": Point("a stage has reported that it is prepared, its layers stay as they are", _STAGE),
     "repartition.before_record": Point("the record that changes a plan is decided, but not persistent", _SHARD),
     "repartition.recorded": Point("the record that changes a plan is persistent, and not announced", _SHARD),
     "repartition.record_read": Point("a stage has read that its layers change, and has sent none", _STAGE),

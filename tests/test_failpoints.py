@@ -301,6 +301,7 @@ ROLES_OF: Mapping[str, tuple[str, ...]] = {
     "hetpipe/pipeline/clock_use.py": ("stage",),
     "hetpipe/pipeline/moving.py": ("stage",),
     "hetpipe/pipeline/live_move.py": ("stage",),
+    "hetpipe/pipeline/segment_run.py": ("stage",),
     "hetpipe/server/member_session.py": ("parameter_server", "agent"),
     "hetpipe/server/coordinator/": ("coordinator",),
     "hetpipe/server/shard/": ("parameter_server",),
@@ -365,7 +366,7 @@ def test_the_table_has_every_injection_point_of_the_design() -> None:
         "pull": 4,
         "commit": 4,
         "membership": 4,
-        "repartition": 7,
+        "repartition": 9,
         "replacement": 5,
         "snapshot": 7,
     }

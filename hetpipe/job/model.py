@@ -25,6 +25,7 @@ from hetpipe.errors import JobError
 from hetpipe.job.early import EarlyStoppingSection, TrainingTime
 from hetpipe.job.elastic import ElasticSection
 from hetpipe.job.freezing import FreezeSection
+from hetpipe.job.live_moves import Obstacle, obstacle_to_live_moves
 from hetpipe.job.log import LogSection
 from hetpipe.job.patience import PatienceSection
 from hetpipe.job.rules import contradictions
@@ -450,6 +451,13 @@ class Job(Section):
     def order(self) -> Schedule:
         """The schedule, with `auto` resolved."""
         return POLICIES[self.weights].schedule_of(self.schedule)
+
+    @property
+    def obstacle_to_live_moves(self) -> Obstacle | None:
+        """Why layers move at barriers only; None: they also do between them."""
+        return obstacle_to_live_moves(
+            self.weights, self.sync, self.gradients, self.precision, self.evaluate, self.freeze, self.elastic
+        )
 
     @property
     def has_shards(self) -> bool:

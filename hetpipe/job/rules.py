@@ -21,9 +21,11 @@ from hetpipe.job.elastic import (
     MemoryLine,
     MinibatchMoment,
     MoveLine,
+    ScriptLine,
     WavesLine,
 )
 from hetpipe.job.freezing import FreezeSection
+from hetpipe.job.live_moves import Obstacle, obstacle_to_live_moves
 from hetpipe.job.sections import (
     DEFAULT_MINIBATCHES_PER_WAVE,
     CheckpointSection,
@@ -511,30 +513,23 @@ def _moves_between_barriers(
     elastic: ElasticSection,
 ) -> Iterator[Problem]:
     """Without a barrier layers move only where the weights of a minibatch depend on neither the cut nor the time."""
-    others = sorted({line.do for line in elastic.script if not isinstance(line, MoveLine | BarrierLine)})
-    because = None
-    if not POLICIES[weights].clips_globally:
-        policies = join_names(policies_where(lambda policy: policy.clips_globally))
-        because = f"under weights: {weights} versions depend on the stage; use weights: {policies}"
-    elif sync.traits.averages_gradients:
-        because = f"under {sync.kind} all virtual workers are cut alike at once"
-    elif sync.traits.has_shards and not sync.deterministic:
-        because = "the clock of a minibatch depends on the time; set `sync.deterministic: true`"
-    elif gradients.max_norm is not None and gradients.clip == "stage":
-        because = "the norm of a stage's gradient depends on its layers; use `gradients.clip: global`"
-    elif precision == "fp16":
-        because = "a loss scale belongs to whole waves of one cut under fp16; use bf16 or fp32"
-    elif evaluate.every_waves is not None:
-        because = "evaluations within an epoch use the layers of one cut; remove `evaluate.every_waves`"
-    elif freeze != FreezeSection() or others:
-        what = f"lines `{others[0]}` of the script" if others else "`freeze`"
-        because = f"{what} and moves between barriers are not combined"
+    others = sorted({line.do for line in elastic.script if not _goes_with_live_moves(line, elastic)})
+    because = obstacle_to_live_moves(weights, sync, gradients, precision, evaluate, freeze, elastic)
+    if because is None and others:
+        because = Obstacle(f"lines `{others[0]}` of the script and moves between barriers are not combined", "")
     for number, line in elastic.live_moves if because is not None else ():
         yield Problem(
             ("elastic", "script", number, "at"),
             f"is a minibatch of virtual worker {line.vw}, but {because}; or give a `clock`: at a barrier layers "
             "move in every job",
         )
+
+
+def _goes_with_live_moves(line: ScriptLine, elastic: ElasticSection) -> bool:
+    """Whether neither N changes by a line nor the cut of a virtual worker that the job has."""
+    if isinstance(line, AddLine):
+        return not elastic.keep_global_batch and (line.stages is None or line.devices is not None)
+    return isinstance(line, MoveLine | BarrierLine) or (isinstance(line, DropLine) and not elastic.keep_global_batch)
 
 
 def _frozen_or_inactive(freeze: FreezeSection, elastic: ElasticSection) -> Iterator[Problem]:

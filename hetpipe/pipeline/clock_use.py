@@ -49,7 +49,10 @@ class ClockUse:
         return self.is_here(self._chosen[1])
 
     def foretold(self, p: Minibatch) -> Clock | None:
-        """The clock of `p` in a deterministic run, if it is published and its weights are here; None: not yet."""
+        """The clock of `p`, if it is published and its weights are here; None: not yet.
+
+        The clock may change at `p` in deterministic runs only.
+        """
         if not self._parts.has_shards or not self._may_change_at(p):
             return self.in_use
         published = self._inbox.log.published
@@ -70,6 +73,11 @@ class ClockUse:
         self._fetch(clock, ahead=False)
         self.wait_reason = (f"w^({clock}) from the parameter servers", False)
         return False
+
+    def forget_requests(self) -> None:
+        """Fetch all weights anew: those here were of other layers, and are dropped."""
+        self._requested.clear()
+        self._under_way.clear()
 
     def fetch_ahead(self, begun: int, *, below: float = math.inf) -> None:
         """Request the weights of the next switch point after minibatch `begun` as soon as they are published.
@@ -112,12 +120,19 @@ class ClockUse:
         if sync.deterministic:
             return self._gate.chosen(p, in_use=self.in_use, published=log.published)
         try:
-            clock, barrier = self._parts.synchroniser.hold(self._gate.switch_number(p))
+            clock, barrier, num_moves = self._parts.synchroniser.hold(self._gate.switch_number(p))
         except ClockNotPublished:
             return None
+        identity = self._parts.identity
         if log.barrier is None or log.barrier.clock != barrier:
             # The reply is newer than the records read so far: minibatches after `p` need this barrier, too.
-            self.wait_reason = (f"the record of the barrier at clock {barrier}", True)
+            unread = f"barrier at clock {barrier}"
+        elif len(log.moves_of(identity.vw, identity.incarnation)) < num_moves:
+            unread = "move of layers"
+        else:
+            unread = ""
+        if unread:
+            self.wait_reason = (f"the record of the {unread}", True)
             return None
         if p > barrier * sync.minibatches_per_wave:
             return None

@@ -28,7 +28,7 @@ from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Layer, forget_weights
 from hetpipe.pipeline.handover import LayerState, States, groups_of, states_in
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.moving import BuiltStage, Rebuild, failures_named, layers_text
+from hetpipe.pipeline.moving import BuiltStage, Rebuild, failures_named, layers_text, own_layers
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.values.ids import Clock, LayerIndex, Minibatch
 from hetpipe.weights.policy import Succession
@@ -74,7 +74,7 @@ class LiveMove:
         self.is_complete = False
         self._old, self._inbox, self._start = parts, inbox, start
         stage, before, after = parts.identity.stage, parts.bounds, record.bounds
-        self._had, self._own = before[stage : stage + 2], after[stage : stage + 2]
+        self._had, self._own = own_layers(before, stage), own_layers(after, stage)
         #: Whether it is the previous stage → layers that come from it, or go to it.
         self._gained: dict[bool, range] = {}
         self._lost: dict[bool, range] = {}
@@ -110,8 +110,8 @@ class LiveMove:
         """Whether the new version is to be built: the wave before it has begun."""
         return self.new is None and forwarded >= self.last - self._old.versions.minibatches_per_wave
 
-    def build(self, rebuild: Rebuild) -> None:
-        """Create the new version of the stage, without weights.
+    def build(self, rebuild: Rebuild, prepared: BuiltStage | None = None) -> None:
+        """Create the new version of the stage, without weights, from what has been built for it, if anything.
 
         Raises:
             ScriptFailed: it cannot be built.
@@ -123,8 +123,10 @@ class LiveMove:
             return
         assert rebuild.build is not None, "a stage of a run whose plans change knows how it is built"
         failpoints.reach("repartition.record_read")
-        with failures_named(old.identity, rebuild.line_at(record.clock)), old.guard:
-            built = rebuild.build(record.bounds, 0)
+        if prepared is None:
+            with failures_named(old.identity, rebuild.line_at(record.clock)), old.guard:
+                prepared = rebuild.build(record.bounds, 0)
+        built = prepared
         built.weights.number_by(old.versions, old.shift)
         built.weights.begin(self._start, self.last)
         built.compute.shift = old.shift

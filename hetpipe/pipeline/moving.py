@@ -255,6 +255,11 @@ def constant_state(layer: Layer) -> dict[str, Tensor]:
     return frozen | {name: module.get_buffer(local) for local, name in layer.buffers.items()}
 
 
+def own_layers(bounds: Sequence[int], stage: int) -> tuple[int, ...]:
+    """The first layer of a stage, and the first one after it."""
+    return tuple(bounds[stage : stage + 2])
+
+
 def layers_text(own: Sequence[int]) -> str:
     """Layers of a stage, of its first one and the one after its last: `layers 0-2`."""
     first, last = own

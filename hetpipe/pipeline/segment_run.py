@@ -14,6 +14,7 @@ from functools import partial
 
 from torch import Tensor
 
+from hetpipe import failpoints
 from hetpipe.decide.schedule.in_flight import in_flight
 from hetpipe.decide.schedule.policy import Action, Kind, Ready, StageView, Wait
 from hetpipe.decide.sync.division import Block
@@ -30,7 +31,7 @@ from hetpipe.pipeline.evaluation import EvaluationsWithinEpochs
 from hetpipe.pipeline.frozen_prefix import AtBorder, Crossed, FrozenLayers, FrozenPrefix
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.live_move import LiveMove, Moment
-from hetpipe.pipeline.moving import ONE_CUT, Rebuild
+from hetpipe.pipeline.moving import ONE_CUT, BuiltStage, Rebuild, own_layers
 from hetpipe.pipeline.reading import Request
 from hetpipe.pipeline.remapping import Remapping
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
@@ -142,6 +143,8 @@ class SegmentRun:
         #: The move of layers that has begun or comes next.
         self._move: LiveMove | None = None
         self._num_moves = 0
+        #: What has been built for a move that is not announced yet, with the index of the record that has asked for it.
+        self._prepared: tuple[int, tuple[int, ...], BuiltStage | None] = (0, (), None)
         self._opening_arrival: tuple[int, int] = (0, 0)
         self._reads = identity.is_first or identity.is_last
 
@@ -364,11 +367,13 @@ class SegmentRun:
     def _advance_move(self) -> bool:
         """Do what a move can do now, outside of the lock; returns whether that was anything."""
         if self._move is None and not self._find_move():
-            return False
+            return self._prepare_move()
         move = self._move
         assert move is not None, "found above"
         if move.is_due(self._forwarded):
-            move.build(self._rebuild)
+            _, bounds, prepared = self._prepared
+            move.build(self._rebuild, prepared if bounds == move.record.bounds else None)
+            self._prepared = (self._prepared[0], (), None)
             assert move.new is not None, "just built"
             updates = Updates(move.new, self._tally, self._updated, move.last)
             self._newest = _Stage(move.new, updates)
@@ -378,6 +383,9 @@ class SegmentRun:
         if move.is_complete:
             self._oldest, self._move = self._newest, None
             self._adopt(self._newest.parts)
+            if move.changes_layers:
+                with self._inbox.condition:
+                    self._clocks.forget_requests()
             # Before anything else is computed: weights that the next version needs are not fetched for this one.
             self._find_move()
         return has_done
@@ -386,17 +394,41 @@ class SegmentRun:
         """Whether another move is announced in this segment."""
         identity = self._parts.identity
         with self._inbox.condition:
-            own = [
-                record
-                for record in self._inbox.log.moves
-                if (record.vw, record.incarnation) == (identity.vw, identity.incarnation)
-            ]
+            own = self._inbox.log.moves_of(identity.vw, identity.incarnation)
             # The log may be at a later segment already.
             segment = self._inbox.log.segment
             if segment is None or segment.start != self._start or len(own) <= self._num_moves:
                 return False
             self._move = LiveMove(self._newest.parts, self._inbox, own[self._num_moves], self._start)
             self._num_moves += 1
+        return True
+
+    def _prepare_move(self) -> bool:
+        """Build the stage by the cut of a move that is announced once all stages have done that; whether there is one.
+
+        Nothing of it is used before the announcement.
+        """
+        parts, identity = self._newest.parts, self._parts.identity
+        with self._inbox.condition:
+            segment, record = self._inbox.log.segment, self._inbox.log.preparations.get(identity.vw)
+            if segment is None or segment.start != self._start or record is None:
+                return False
+        if record.incarnation != identity.incarnation or record.index <= self._prepared[0]:
+            return False
+        built, can = None, True
+        self._prepared = (record.index, (), None)  # its memory is free for the one to be built
+        failpoints.reach("repartition.to_prepare")
+        if own_layers(record.bounds, identity.stage) != own_layers(parts.bounds, identity.stage):
+            assert self._rebuild.build is not None, "a stage of a run whose plans change knows how it is built"
+            try:
+                with parts.guard:
+                    built = self._rebuild.build(record.bounds, 0)
+            except Exception as error:  # noqa: BLE001 - whatever it is, layers can move at a barrier
+                _log.warning("not_prepared_to_move", bounds=list(record.bounds), reason=repr(error))
+                can = False
+        self._prepared = (record.index, record.bounds, built)
+        self._parts.synchroniser.prepared(record.index, can=can)
+        failpoints.reach("repartition.prepared")
         return True
 
     def _clock_of(self, p: Minibatch) -> Clock | None:

@@ -69,8 +69,12 @@ class Synchroniser(Protocol):
         """Pull w^(clock) for `SyncListener.on_fetched`. With `ahead`, a prefetch, which may be too late."""
         ...
 
-    def hold(self, switch: int) -> tuple[Clock, Clock]:
-        """Hold the clock for minibatch switch·N; returns it and the next barrier.
+    def prepared(self, index: int, *, can: bool) -> None:
+        """Report that the stage is prepared for the move of layers of a record, or that it cannot be."""
+        ...
+
+    def hold(self, switch: int) -> tuple[Clock, Clock, int]:
+        """Hold the clock for minibatch switch·N; returns it, the next barrier, and the number of announced moves.
 
         Raises:
             ClockNotPublished: the clock is not published yet.

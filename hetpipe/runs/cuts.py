@@ -27,7 +27,7 @@ _SCRIPT = "script"
 
 @dataclass(frozen=True, slots=True)
 class CutChange:
-    """Another cut of a virtual worker, from a barrier on; or it leaves or joins there."""
+    """Another cut of a virtual worker, or other memory policies, from a clock on; or it leaves or joins there."""
 
     clock: int
     vw: int
@@ -45,8 +45,12 @@ class CutChange:
     """In its first waves behind the move, likewise."""
     judgement: str = ""
     """What the coordinator has measured of its stages; empty: nothing yet."""
-    do: Literal["move", "drop", "add"] = "move"
-    """Another cut, or it leaves or joins; the verb of a script."""
+    do: Literal["move", "drop", "add", "memory"] = "move"
+    """Another cut, other memory policies, or it leaves or joins; the verb of a script."""
+    p: int | None = None
+    """The first minibatch, where it sets no barrier."""
+    policies: str = ""
+    """Memory policies of layers from there on: `layers 0, h.*: recompute`; empty: those that they had."""
 
     @property
     def measured_gain(self) -> float | None:
@@ -60,8 +64,10 @@ class CutChange:
 
     @property
     def change_text(self) -> str:
-        """`is cut 3-1`, `leaves`, `joins` or `joins, cut 3-1`."""
+        """`is cut 3-1`, `leaves`, `joins`, `joins, cut 3-1`, or `has layers 0, h.*: recompute`."""
         match self.do:
+            case "memory":
+                return f"has {self.policies}"
             case "move":
                 return f"is cut {self.layers_text}"
             case "drop":
@@ -87,7 +93,8 @@ class CutChange:
     def __str__(self) -> str:
         """`clock 31: virtual worker 1 is cut 4-1, by straggler; 12.1 minibatches/s before, …`."""
         gain = f"; {self.gain_text}" if self.gain_text else ""
-        return f"clock {self.clock}: virtual worker {self.vw} {self.change_text}, by {self.by}{gain}"
+        moment = f"clock {self.clock}" if self.p is None else f"minibatch {self.p}, without a barrier"
+        return f"{moment}: virtual worker {self.vw} {self.change_text}, by {self.by}{gain}"
 
 
 def signed_percent(share: float) -> str:
@@ -142,6 +149,7 @@ def cuts_of(
             line.reason,
             line.predicted_gain,
             judgement=judged.get((line.vw, line.version), ""),
+            p=line.at.p,
         )
         for line in lines
         if isinstance(line, MoveDecision)
@@ -162,16 +170,21 @@ def _scripted(job: Mapping[str, Any], reached: int) -> Iterator[CutChange]:
     for line in script if isinstance(script, list) else ():
         try:
             clock, do, stages = line["at"].get("clock"), line["do"], tuple(map(int, line.get("stages") or ()))
-            if clock is None and do == "move":
+            p = line["at"].get("p")
+            if p is not None:
                 per_wave = job["sync"]["minibatches_per_wave"]
-                clock = (line["at"]["p"] - 1) // (per_wave if isinstance(per_wave, int) else per_wave[line["vw"]])
-            if do not in ("move", "drop", "add") or clock is None or clock > reached:
+                clock = (p - 1) // (per_wave if isinstance(per_wave, int) else per_wave[line["vw"]])
+            if do not in ("move", "drop", "add", "memory") or clock is None or clock > reached:
+                continue
+            if do == "memory":
+                policies = f"layers {', '.join(map(str, line['layers']))}: {line['policy']}"
+                yield CutChange(int(clock), int(line["vw"]), (), _SCRIPT, do=do, p=p, policies=policies)
                 continue
             is_new = do == "add" and line.get("devices") is not None
             if do != "move":
                 yield CutChange(int(clock), int(line["vw"]), stages if is_new else (), _SCRIPT, do=do)
             if stages and not is_new:
-                yield CutChange(int(clock), int(line["vw"]), stages, _SCRIPT)
+                yield CutChange(int(clock), int(line["vw"]), stages, _SCRIPT, p=p)
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
 

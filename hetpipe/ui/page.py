@@ -35,6 +35,8 @@ from hetpipe.ui.snapshot import Brief, LogFile, LoggedEvent, RunSnapshot
 from hetpipe.values.decisions import FreezeDecision
 from hetpipe.values.document import dotted
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
+from hetpipe.values.memory import policies_text
+from hetpipe.values.plan import VirtualWorkerPlan
 from hetpipe.values.quantities import bytes_text
 from hetpipe.values.sync import layer_counts
 
@@ -480,7 +482,7 @@ def _cuts(snapshot: RunSnapshot) -> list[CutRow]:
         return []
     moved = {cut.vw for cut in snapshot.cuts} - {cut.vw for cut in snapshot.cuts if cut.do == "add" and cut.stages}
     plan = [
-        CutChange(0, vw.index, layer_counts(vw.bounds), "plan")
+        CutChange(0, vw.index, layer_counts(vw.bounds), "plan", policies=_policies(vw))
         for vw in snapshot.plan.virtual_workers
         if vw.index in moved
     ]
@@ -488,16 +490,26 @@ def _cuts(snapshot: RunSnapshot) -> list[CutRow]:
         CutRow(
             cut.clock,
             cut.vw,
-            cut.layers_text if cut.do == "move" else cut.change_text,
+            ", ".join(filter(None, (cut.layers_text, cut.policies))) if cut.do == "move" else cut.change_text,
             cut.by,
             _unless_unknown(cut.before, rate),
             _unless_unknown(cut.since, rate),
             _unless_unknown(cut.measured_gain, signed_percent),
             _unless_unknown(cut.predicted_gain, signed_percent),
-            "; ".join(filter(None, (cut.reason, cut.judgement))),
+            "; ".join(filter(None, (_moment(cut), cut.reason, cut.judgement))),
         )
         for cut in sorted([*plan, *snapshot.cuts], key=lambda cut: (cut.clock, cut.vw))
     ]
+
+
+def _moment(cut: CutChange) -> str:
+    return "" if cut.p is None else f"without a barrier, from minibatch {cut.p} on"
+
+
+def _policies(worker: VirtualWorkerPlan) -> str:
+    """The memory policies of its layers by the plan, as text; empty where all keep what they need."""
+    policies = tuple(policy for stage in worker.stages for policy in stage.memory)
+    return policies_text(policies, 0) if policies else ""
 
 
 def _unless_unknown(value: float | None, text: Callable[[float], str]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetpipe.values.bounds import Name, Sentence
-from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
 from hetpipe.values.sync import DecidedMove, layer_counts
 
 DECISIONS_FILE = "decisions.jsonl"
@@ -19,7 +19,9 @@ class DecisionMoment:
     """When a decision took effect."""
 
     clock: Clock
-    """At the barrier at this clock."""
+    """At the barrier at this clock, or with this wave."""
+    p: Minibatch | None = None
+    """The first minibatch of the wave, where layers have moved without a barrier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class MoveDecision:
         """The line of a move that has taken effect."""
         move = decided.move
         return MoveDecision(
-            DecisionMoment(decided.clock),
+            DecisionMoment(decided.clock, decided.p),
             "move",
             vw,
             layer_counts(move.bounds),

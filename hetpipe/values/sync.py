@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, PlainSerializer
 
 from hetpipe.values.bounds import Name, Sentence
-from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, Incarnation, Minibatch, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES, Policy, PullTiming, WeightPolicy
 
 #: Bytes encoded as hexadecimal text in JSON.
@@ -205,7 +205,7 @@ def is_absent(changes: Iterable[MemberChange], vw: int, clock: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PlanMove:
-    """Another cut of a virtual worker, decided while the job trains: it takes effect at the next barrier."""
+    """Another cut of a virtual worker, decided while the job trains; it takes effect by the next barrier."""
 
     incarnation: Incarnation
     """The one whose layers move; a later one would have others."""
@@ -217,17 +217,21 @@ class PlanMove:
     """Why, as a sentence."""
     predicted_gain: float | None = None
     """Speed-up of the job that is expected, as a fraction; None: not predicted."""
+    live: bool = False
+    """Whether it sets no barrier: its stages prepare it, and layers move while minibatches are in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecidedMove:
-    """A move that has taken effect."""
+    """A move that takes effect, or has done so."""
 
     clock: Clock
-    """The barrier at which it did."""
+    """The barrier at which it does, or, live, the first wave of the new cut."""
     version: int
-    """The plan version that it has made."""
+    """The plan version that it makes."""
     move: PlanMove
+    p: Minibatch | None = None
+    """Live: the first minibatch of that wave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -402,7 +402,7 @@ class DrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """Moves layers between the stages of a virtual worker at the next barrier."""
+    """Moves layers between the stages of a virtual worker, at the next barrier or before it."""
 
     job_id: JobId
     """Job."""
@@ -524,6 +524,20 @@ class HeldClock:
     """The clock to use."""
     barrier: Clock
     """The next barrier: no minibatch beyond it may start."""
+    moves: int = 0
+    """The number of moves of layers that are announced in this segment: no minibatch may start before they are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPreparedRequest:
+    """Reports that a stage is prepared for a move of layers without a barrier, or cannot be. Idempotent."""
+
+    requester: Requester
+    """The stage."""
+    index: int
+    """Of the record that has asked for it."""
+    can: bool
+    """Whether it is prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -877,6 +891,15 @@ HOLD_CLOCK = Unary(
     deadline_seconds=CONTROL_SECONDS,
     max_request_bytes=SMALL_BYTES,
 )
+REPORT_PREPARED = Unary(
+    service=SHARD_SERVICE,
+    name="ReportPrepared",
+    request=ReportPreparedRequest,
+    reply=type(None),
+    access=_STAGE,
+    deadline_seconds=CONTROL_SECONDS,
+    max_request_bytes=SMALL_BYTES,
+)
 REQUEST_BARRIER = Unary(
     service=SHARD_SERVICE,
     name="RequestBarrier",
@@ -1082,6 +1105,7 @@ CALLS: Final[tuple[Call, ...]] = (
     REPORT_INITIALIZED,
     REPORT_STAGED,
     HOLD_CLOCK,
+    REPORT_PREPARED,
     REQUEST_BARRIER,
     EVICT,
     DRAIN,

@@ -45,6 +45,7 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"requester\.(stage|vw) = .*", "another stage that is there"),
     ),
     "HoldClock": (("switch = 1", "the next switch point"), ("requester.vw = 1", "a member")),
+    "ReportPrepared": (("requester.vw = 1", "a member"), (".*", "no move is asked for")),
     "GetProgress": (("requester.vw = 1", "a member"),),
     "ShareMemory": (("requester.vw = 1", "a member"),),
     "ReportCheckpoint": (("files.num_bytes = .*", "nobody knows yet how large the file is"),),

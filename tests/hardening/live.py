@@ -148,6 +148,7 @@ class LiveShard:
                 (calls.REPORT_INITIALIZED, calls.ReportInitializedRequest(who)),
                 (calls.REPORT_STAGED, calls.ReportStagedRequest(other, Wave(0), ((5, 6),), clock)),
                 (calls.HOLD_CLOCK, calls.HoldClockRequest(who, 0)),
+                (calls.REPORT_PREPARED, calls.ReportPreparedRequest(who, 1, can=True)),
                 (calls.REQUEST_BARRIER, calls.RequestBarrierRequest(JOB, term, "stop")),
                 (calls.EVICT, calls.EvictRequest(JOB, term, vw, life)),
                 (calls.DRAIN, calls.DrainRequest(JOB, term, vw, life)),

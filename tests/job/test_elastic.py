@@ -263,7 +263,7 @@ def live(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_line_may_move_layers_without_a_barrier() -> None:
-    made = job(elastic=script(live()), sync={"kind": "wsp", "D": 1, "minibatches_per_wave": 4, "deterministic": True})
+    made = job(elastic=script(live()), sync={"kind": "wsp", "D": 1, "minibatches_per_wave": 4})
     assert made.elastic.clocks == []
     assert [number for number, _ in made.elastic.live_moves] == [0]
     assert Job.model_validate(made.model_dump(mode="json")) == made
@@ -273,8 +273,12 @@ def test_a_line_may_move_layers_without_a_barrier() -> None:
     ("changes", "why"),
     [
         ({"weights": "stash"}, "under weights: stash versions depend on the stage; use weights: "),
-        ({"sync": {"deterministic": False}}, "the clock of a minibatch depends on the time; set `sync.deterministic"),
+        (
+            {"weights": "double_buffer", "sync": {"deterministic": False}},
+            "the clock changes during a move, and depends on the time; set `sync.deterministic",
+        ),
         ({"gradients": {"max_norm": 1.0, "clip": "stage"}}, "the norm of a stage's gradient depends on its layers"),
+        ({"elastic": {**script(live()), "active": [0]}}, "inactive layers and moves between barriers are not"),
         ({"elastic": script(live(), memory())}, "lines `memory` of the script and moves between barriers are not"),
         ({"freeze": {"layers": 1}}, "`freeze` and moves between barriers are not combined"),
     ],
@@ -310,3 +314,12 @@ def test_one_decides_where_layers_move() -> None:
     wrong = "elastic.script[1]: moves layers of virtual worker 0, but with `elastic.recut` the active layers decide how"
     found = problems(elastic={"recut": True, **script(activate(2), line(4))})
     assert [problem.startswith(wrong) for problem in found] == [True]
+
+
+def test_a_job_with_inactive_layers_moves_others_at_barriers_only() -> None:
+    live = {"at": {"p": 9}, "do": "move", "vw": 0, "stages": (1, 1)}
+    found = problems(
+        sync={"kind": "wsp", "D": 1, "minibatches_per_wave": 4, "deterministic": True},
+        elastic={"active": (0,), **script(live)},
+    )
+    assert any("inactive layers and moves between barriers are not combined" in problem for problem in found), found

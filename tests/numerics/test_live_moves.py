@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from hetpipe.pipeline import tally
 from hetpipe.pipeline.live_move import LiveMove
+from hetpipe.server.agent import stage_assembly
+from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values.decisions import MoveDecision
+from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.run import StageProgress, StageReport
+from hetpipe.values.sync import PlanMove
 from tests.models import NUM_WITNESSES
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
 from tests.numerics.test_deaths import BATCH_NORM, death, survive
@@ -170,6 +178,86 @@ def test_more_frames_with_constants_than_passes(tmp_path: Path, monkeypatch: pyt
     moved, expected = trained(tmp_path / "moved"), trained(tmp_path / "not moved")
     assert moved.keys() == expected.keys()
     assert [name for name, value in expected.items() if not torch.equal(moved[name], value)] == []
+
+
+class Operator:
+    """Asks for moves of layers as a job trains, when virtual workers have closed so many waves."""
+
+    def __init__(self, *asked: tuple[int, int, tuple[int, ...]], live: bool = True) -> None:
+        """`asked`: waves, virtual worker, layers of its stages."""
+        self._asked = [*asked]
+        self._live = live
+        self._guard = threading.Lock()
+
+    def hear(
+        self, vw: VirtualWorkerIndex, stage: StageIndex, report: StageReport
+    ) -> tuple[VirtualWorkerIndex, PlanMove] | None:
+        with self._guard:
+            due = [one for one in self._asked if one[1] == vw]
+            if stage or not due or not isinstance(report, StageProgress) or report.clock < due[0][0]:
+                return None
+            self._asked.remove(due[0])
+        bounds = (0, *accumulate(due[0][2]))
+        return vw, PlanMove(Incarnation(0), bounds, "operator", "an operator asked for it", live=self._live)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"deterministic": False},
+        pytest.param({"deterministic": False, "staleness": None}, marks=pytest.mark.exhaustive),
+        pytest.param({"deterministic": False, "weights": "flush"}, marks=pytest.mark.exhaustive),
+        pytest.param({"deterministic": False, "weights": "vertical", "pull": "required"}, marks=pytest.mark.exhaustive),
+        pytest.param({"deterministic": True, "weights": "double_buffer"}, marks=pytest.mark.exhaustive),
+        pytest.param({"deterministic": True, "weights": "vertical"}, marks=pytest.mark.exhaustive),
+        pytest.param({"kind": "none", "weights": "vertical"}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_moves_that_are_asked_for_while_a_run_trains(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages prepare them, and then they begin with a wave that has not; no barrier is set for it."""
+    monkeypatch.setattr(tally, "REPORT_SECONDS", 0.0)
+    workers = 1 if changes.get("kind") == "none" else 2
+    what = Case(workers=workers, stages=[[2, 3]] * workers, wave=3, minibatches=90 * workers, **changes)
+    asked = [(2, 0, (3, 2)), (12, 0, (1, 4)), *([(13, 1, (4, 1))] if workers > 1 else [])]
+    run(what, tmp_path, coordinate=Operator(*asked).hear)
+    moved = [line for line in read_decisions(tmp_path) if isinstance(line, MoveDecision)]
+    assert [line.stages for line in moved if line.vw == 0] == [(3, 2), (1, 4)]
+    # One may come to be prepared shortly before the end of an epoch, and is made at that barrier then.
+    live = [line for line in moved if line.at.p is not None]
+    assert live
+    assert [line.at.p for line in live] == [3 * line.at.clock + 1 for line in live]
+    assert {(line.at.clock, line.vw, (0, *accumulate(line.stages))) for line in live} <= {
+        (clock, vw, tuple(bounds)) for clock, vw, bounds in announced(tmp_path)
+    }
+    assert "plan" not in [line["reason"] for line in decisions(tmp_path, "barrier")]
+    for vw in range(workers):
+        firsts = [3 * line.at.clock + 1 for line in moved if line.vw == vw]
+        assert all(version == sum(first <= p for first in firsts) for p, version in computed_by(tmp_path, vw).items())
+    if what.deterministic or not what.has_shards:
+        assert_same_bits(trained(tmp_path), run_reference(what.reference()))
+
+
+def test_layers_move_at_a_barrier_where_a_stage_cannot_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has too little memory for both versions, say."""
+    monkeypatch.setattr(tally, "REPORT_SECONDS", 0.0)
+    what, built = Case(workers=1, stages=[[2, 3]], wave=3, minibatches=60), stage_assembly._built
+    failed: list[int] = []
+
+    def too_large(job: Any, config: Any, *rest: Any, **options: Any) -> Any:
+        if config.plan.virtual_workers[0].bounds == (0, 3, 5) and not failed:
+            failed.append(config.stage)
+            raise MemoryError("both versions")
+        return built(job, config, *rest, **options)
+
+    monkeypatch.setattr(stage_assembly, "_built", too_large)
+    run(what, tmp_path, coordinate=Operator((2, 0, (3, 2))).hear)
+    (moved,) = read_decisions(tmp_path)
+    assert isinstance(moved, MoveDecision)
+    assert (moved.stages, moved.at.p, len(failed)) == ((3, 2), None, 1)
+    assert [line["reason"] for line in decisions(tmp_path, "barrier")].count("plan") == 1
+    assert announced(tmp_path) == []
 
 
 @pytest.mark.exhaustive

@@ -12,8 +12,8 @@ from hetpipe.decide.sync.records import BarrierRecord, CommitRecord, PublishReco
 from hetpipe.errors import ClockNotPublished
 from hetpipe.pipeline.clock_use import ClockUse
 from hetpipe.pipeline.inbox import Inbox
-from hetpipe.pipeline.setup import StageParts
-from hetpipe.values.ids import Clock, Incarnation, Minibatch, VirtualWorkerIndex, Wave
+from hetpipe.pipeline.setup import StageIdentity, StageParts
+from hetpipe.values.ids import Clock, Incarnation, Minibatch, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
 from hetpipe.values.sync import SyncSpec
 from hetpipe.weights.flat import BufferPool, FlatLayout
@@ -51,10 +51,12 @@ class Use:
         self.fetches: list[tuple[int, bool]] = []
         #: What the clock shard says.
         self.answer: tuple[int, int] | None = (start, 100)
+        self.num_moves = 0
         self.inbox = Inbox(None, None, Clock(start))
         self.records = 0
         parts = SimpleNamespace(
             shift=0,
+            identity=StageIdentity(VirtualWorkerIndex(0), StageIndex(0), Incarnation(0), 1),
             sync=SyncSpec(n, staleness, "sum", deterministic, weights),
             has_shards=has_shards,
             synchroniser=SimpleNamespace(hold=self.hold, fetch=self.fetch),
@@ -62,11 +64,11 @@ class Use:
         self.clocks = ClockUse(cast("StageParts", parts), self.inbox, Clock(start))
         self.follow(BarrierRecord(0, Clock(100), "end", 0))
 
-    def hold(self, switch: int) -> tuple[int, int]:
+    def hold(self, switch: int) -> tuple[int, int, int]:
         self.held.append(switch)
         if self.answer is None:
             raise ClockNotPublished("not yet")
-        return self.answer
+        return (*self.answer, self.num_moves)
 
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         self.fetches.append((clock, ahead))

@@ -146,7 +146,11 @@ class Shards:
         """See `Synchroniser.fetch`. The weights are always the newest ones: only their memory counts here."""
         self._inbox.on_fetched(clock, self._pool.take_on_host().copy_(self._weights))
 
-    def hold(self, switch: int) -> tuple[Clock, Clock]:
+    def prepared(self, index: int, *, can: bool) -> None:
+        """Never called: no layers move."""
+        raise AssertionError((index, can))
+
+    def hold(self, switch: int) -> tuple[Clock, Clock, int]:
         """Never called: the clocks are the required ones."""
         raise AssertionError(switch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_lines_of_the_script_count_once_they_are_reached(tmp_path: Path) -> None
     whole = read_cuts(path)
     assert [(cut.clock, cut.vw, cut.do, cut.stages, cut.by) for cut in whole] == [
         (4, 0, "move", (3, 1), "script"),
+        (6, 0, "memory", (), "script"),
         (9, 0, "drop", (), "script"),
         (9, 1, "add", (), "script"),
         (9, 1, "move", (1, 3), "script"),
@@ -74,6 +76,7 @@ def test_lines_of_the_script_count_once_they_are_reached(tmp_path: Path) -> None
     ]
     said = [str(cut).split(";")[0] for cut in whole[1:]]
     assert said == [
+        "clock 6: virtual worker 0 has layers 0: recompute, by script",
         "clock 9: virtual worker 0 leaves, by script",
         "clock 9: virtual worker 1 joins, by script",
         "clock 9: virtual worker 1 is cut 1-3, by script",
@@ -118,6 +121,8 @@ def test_the_object_has_the_gain() -> None:
     cut = CutChange(3, 0, (1, 3), "script", before=10.0, since=15.0)
     assert cut.to_json()["measured_gain"] == 0.5
     assert cut.to_json()["stages"] == (1, 3)
+    live = replace(cut, p=13, by="straggler")
+    assert str(live).startswith("minibatch 13, without a barrier: virtual worker 0 is cut 1-3, by straggler; ")
 
 
 def test_who_leaves_and_joins_as_layers_freeze(tmp_path: Path) -> None:

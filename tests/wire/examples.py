@@ -14,6 +14,7 @@ from hetpipe.decide.sync.records import (
     EvictRecord,
     InitializeRecord,
     PlanRecord,
+    PrepareRecord,
     PublishRecord,
     SegmentMember,
     SegmentRecord,
@@ -252,6 +253,7 @@ RECORDS = (
     PublishRecord(5, Clock(1), (Clock(0), Clock(1))),
     EvictRecord(6, Vw(1), Incarnation(3), Clock(0)),
     PlanRecord(7, Vw(0), Incarnation(0), Clock(3), 1, (0, 1, 4)),
+    PrepareRecord(8, Vw(0), Incarnation(0), (0, 1, 4)),
 )
 
 _AGENT, _TOKEN, _MEMBER = AgentId("n0"), Registration("0123"), MemberId("n0")
@@ -321,12 +323,13 @@ _EXAMPLES: Sequence[object] = (
     calls.ReportStagedRequest(requester(), Wave(3), ((1, 2), (3,)), Clock(2)),
     calls.ReportStagedRequest(requester(1), Wave(0), (), Clock(0)),
     calls.HoldClockRequest(requester(), 3),
-    calls.HeldClock(Clock(2), Clock(8)),
+    calls.HeldClock(Clock(2), Clock(8), 1),
+    calls.ReportPreparedRequest(requester(), 17, can=True),
     calls.RequestBarrierRequest(_JOB, _TERM, "stop"),
     calls.Barrier(Clock(8)),
     calls.EvictRequest(_JOB, _TERM, _VW, _LIFE),
     calls.DrainRequest(_JOB, _TERM, _VW, _LIFE),
-    calls.MoveRequest(_JOB, _TERM, _VW, PlanMove(_LIFE, (0, 3, 4), "straggler", "it is slow", 0.5)),
+    calls.MoveRequest(_JOB, _TERM, _VW, PlanMove(_LIFE, (0, 3, 4), "straggler", "it is slow", 0.5, live=True)),
     calls.AdmitRequest(_JOB, _TERM, _VW, _LIFE, 2),
     calls.KeepRunRequest(_JOB, _TERM, RUN),
     calls.DescribeRunRequest(_JOB),

@@ -98,6 +98,12 @@ def _mistakes(job: Job, found: Sequence[Activation], layers: Sequence[LayerRepor
             f"freeze: {layers_text(start.inactive)} of the checkpoint are inactive, and frozen layers and inactive "
             "ones are not combined; remove `freeze`"
         )
+    if start.inactive and job.elastic.live_moves:
+        number, _ = job.elastic.live_moves[0]
+        yield (
+            f"elastic.script[{number}]: is a minibatch, but {layers_text(start.inactive)} of the checkpoint are "
+            "inactive, and that and moves between barriers are not combined; give a `clock`"
+        )
     if start.frozen and found:
         yield (
             f"elastic: {start.frozen} layers of the checkpoint are frozen, and frozen layers and inactive ones are not "

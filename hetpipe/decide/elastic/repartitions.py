@@ -28,6 +28,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hetpipe.decide.elastic.moving import stays_near
 from hetpipe.decide.elastic.replanning import (
     Basis,
     Expected,
@@ -51,7 +52,10 @@ from hetpipe.decide.lifecycle.exchange import (
     Replanned,
     SettleReplan,
 )
+from hetpipe.decide.lifecycle.planning import check_memory_of_both
 from hetpipe.decide.lifecycle.progress import StagePlace
+from hetpipe.errors import InfeasiblePlan
+from hetpipe.job.file import Job
 from hetpipe.values.commands import StageKey
 from hetpipe.values.events import ReplanJudged, Straggling, WorkerReplanned
 from hetpipe.values.ids import AgentId, Clock, Incarnation, StageIndex, VirtualWorkerIndex
@@ -222,6 +226,8 @@ class _Move:
     move: PlanMove
     ask_at: float | None
     """When to request it from the clock shard; None while a request is pending or not needed."""
+    at_barrier_from: float
+    """When a live move that is not in force yet is requested at a barrier: a stage may never be prepared."""
     version: int | None = None
     """The plan version that it has made; None before it is in force."""
 
@@ -414,7 +420,13 @@ class Repartitions:
         before = lives.plan.virtual_workers[after.index]
         seconds = self._stragglers.seconds(after.index)
         slowest = max(seconds) if seconds else 0.0
-        self._move = _Move(after.index, before, after, recut, move.predicted_gain, slowest, move, ask_at=now)
+        reason = why_at_a_barrier(self._job, self._basis, before, after)
+        if reason is None:
+            move = replace(move, live=True)
+        else:
+            move = replace(move, reason=f"{move.reason}; at a barrier, as {reason}")
+        at_barrier_from = now + self._job.survive.stall.total_seconds()
+        self._move = _Move(after.index, before, after, recut, move.predicted_gain, slowest, move, now, at_barrier_from)
         return self.follow(lives, None, now=now)
 
     def move_answered(self, answer: MoveAnswered, *, now: float) -> None:
@@ -453,6 +465,9 @@ class Repartitions:
         if worker.incarnation != move.move.incarnation or worker.state in {LifeState.OUT, LifeState.DONE}:
             # It ended before the barrier, at which the next incarnation joins by the plan that it had.
             self._move = None
+        elif move.move.live and now >= move.at_barrier_from:
+            move.move, move.ask_at = replace(move.move, live=False), now
+            return self._follow_move(move, lives, now=now)
         elif move.ask_at is not None and now >= move.ask_at and worker.state is LifeState.READY:
             move.ask_at = None
             plan, shards = lives.assignment.plan, lives.assignment.shards
@@ -569,6 +584,22 @@ class Repartitions:
             Announce(ReplanJudged(worker.vw, gained, sentence)),
             FileJudgement(worker.vw, move.version, gained, sentence),
         ]
+
+
+def why_at_a_barrier(job: Job, basis: Basis | None, before: VirtualWorkerPlan, after: VirtualWorkerPlan) -> str | None:
+    """Why layers can move at a barrier only, as a part of a sentence; None: also while minibatches are in flight."""
+    obstacle = job.obstacle_to_live_moves
+    if obstacle is not None:
+        return obstacle.cause
+    if not stays_near(before.bounds, after.bounds):
+        return "some layers go beyond the next stage"
+    if basis is not None and basis.knows(after):
+        try:
+            kinds = [basis.kind(stage) for stage in after.stages]
+            check_memory_of_both(job, basis.costs, before, after, kinds)
+        except InfeasiblePlan as error:
+            return str(error).partition(";")[0]
+    return None
 
 
 def _of(lives: VirtualWorkers, vw: VirtualWorkerIndex) -> VirtualWorker:

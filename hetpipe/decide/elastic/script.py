@@ -173,7 +173,8 @@ def script_of(decisions: Iterable[DecisionLine]) -> tuple[DecidedLine, ...]:
         clock, at = line.at.clock, ScriptMoment(clock=line.at.clock)
         match line:
             case MoveDecision():
-                found.append((clock, line.vw, MoveLine(at=at, do=line.do, vw=line.vw, stages=line.stages)))
+                moment = at if line.at.p is None else MinibatchMoment(p=line.at.p)
+                found.append((clock, line.vw, MoveLine(at=moment, do=line.do, vw=line.vw, stages=line.stages)))
             case MemberDecision(do="drop"):
                 found.append((clock, line.vw, DropLine(at=at, do="drop", vw=line.vw)))
             case MemberDecision():

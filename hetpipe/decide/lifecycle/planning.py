@@ -510,6 +510,28 @@ def _check_memory(
             )
 
 
+def check_memory_of_both(
+    job: Job, costs: Costs, before: VirtualWorkerPlan, after: VirtualWorkerPlan, kinds: Sequence[str]
+) -> None:
+    """Check that every stage fits in its device's memory by both cuts at once, as layers move without a barrier.
+
+    Args:
+        job: with its optimizer and weight policy.
+        costs: of the model.
+        before, after: the cuts.
+        kinds: the types of its devices.
+
+    Raises:
+        InfeasiblePlan: one does not.
+    """
+    old, new = (
+        _Cut(one.index, one.bounds, _policies(job, costs.profile, one), job.minibatches_in(one))
+        for one in (before, after)
+    )
+    devices = [stage.device for stage in after.stages]
+    _check_memory(job, costs, new, kinds, devices, instead="with other policies of its layers", beside=old)
+
+
 def check_script_memory(run: PlannedRun, start: Progress) -> None:
     """Check that stages fit in their devices' memory behind each line of the script, where the costs are known.
 

@@ -40,8 +40,6 @@ _NUM_BISECTIONS = 8
 _LAYERS_PER_CHOICE = 4
 #: Prices that are kept for parts of a range, and by which the search prunes.
 _NUM_BOUNDS = 5
-#: Denominator of the share of memory up to which ranges of excesses are not halved any more to find the least memory.
-_SMALL_RANGE = 16
 
 _Goal = Literal["ticks", "swapped_bytes", "recomputed_ticks"]
 _GOALS: tuple[_Goal, ...] = ("ticks", "swapped_bytes", "recomputed_ticks")
@@ -143,6 +141,30 @@ class _Label:
         return canonical(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Suffix:
+    """A choice for the layers from some position on."""
+
+    peak: int
+    others: int
+    """Memory of all minibatches but the one whose backward they have had."""
+    last: int
+    """End of its first layer or run."""
+    policy: LayerPolicy
+    """Of these."""
+    behind: _Suffix | None
+
+    def policies(self) -> tuple[LayerPolicy, ...]:
+        """One per layer."""
+        found: list[LayerPolicy] = []
+        first, each = 0, self
+        while each.behind is not None:
+            found.append("recompute-new-run" if each.policy == "recompute" else each.policy)
+            found.extend("recompute" for _ in range(each.last - first - 1))
+            first, each = each.last, each.behind
+        return canonical(found)
+
+
 def choose_policies(
     stage: StageFigures, memory_bytes: int, *, enough_ticks: int = 0, budget: Budget | None = None
 ) -> LayerMemoryPlan | None:
@@ -169,7 +191,8 @@ def choose_policies(
 def least_bytes(stage: StageFigures) -> int:
     """The least memory with which some policies for `stage` fit."""
     kept = stage_memory(stage, ["keep" for _ in stage.layers]).num_bytes
-    return _Search(stage, kept, 0, Budget(0)).least_bytes(kept)
+    lightest = _Search(stage, kept, 0, Budget(0)).lightest(kept)
+    return kept if lightest is None else stage_memory(stage, lightest).num_bytes
 
 
 class _Search:
@@ -233,38 +256,54 @@ class _Search:
 
     def find_any(self) -> bool:
         """Whether any policies fit; if so, the best known ones do."""
-        self.least_bytes(self._memory_bytes + 1, stops=True)
-        return self.best is not None
+        priced = Prices(0.0, 0.0, 1.0)
+        for limit in dict.fromkeys((self._likely_limit(), len(self._limits) - 1)):
+            if self._try(self._cheapest(_Priced(priced, self._table(priced, 0, limit)))):
+                return True
+        lightest = self.lightest(self._memory_bytes + 1)
+        return lightest is not None and self._try(lightest)
 
-    def least_bytes(self, below: int, *, stops: bool = False) -> int:
-        """The least memory with which some policies fit; `below`, if none need less.
+    def lightest(self, below: int) -> tuple[LayerPolicy, ...] | None:
+        """The policies that need least memory; None if all need `below` or more.
 
-        With `stops`, it is not necessarily the least: the search ends with the first policies that fit.
+        Dynamic programming from the last layer on. Of the layers from a position on, two figures matter for those
+        before: their peak, and what they have in the other minibatches, which is there while a run before is
+        recomputed.
         """
-        prices, found = Prices(0.0, 0.0, 1.0), below
-        left = [(0.0, 0, len(self._limits) - 1)]
-        while left:
-            least, first, last = heapq.heappop(left)
-            if least >= found or (stops and self.best is not None):
-                break
-            if (
-                self._limits[last] - self._floor(first) <= (found - self._stage.fixed_bytes) // _SMALL_RANGE
-                or first == last
-            ):
-                lightest = self._lightest(first, last, found)
-                if lightest is not None:
-                    found = stage_memory(self._stage, lightest).num_bytes
-                    self._try(lightest)
-                continue
-            middle = (first + last) // 2
-            for low, high in ((first, middle), (middle + 1, last)):
-                priced = _Priced(prices, self._table(prices, low, high))
-                policies = self._cheapest(priced)
-                found = min(found, stage_memory(self._stage, policies).num_bytes)
-                self._try(policies)
-                above = self._stage.fixed_bytes + self._floor(low) + priced.table.held[0]
-                heapq.heappush(left, (max(least, above), low, high))
-        return found
+        stage, num = self._stage, len(self._stage.layers)
+        num_held, room = stage.num_held, below - stage.fixed_bytes
+        holds: LayerPolicy = "keep" if num_held == stage.in_flight else "swap"
+        fronts: list[tuple[list[_Suffix], list[_Suffix]]] = [([], []) for _ in range(num)]
+        fronts.append(([_Suffix(0, 0, num, holds, None)], [_Suffix(0, 0, num, holds, None)]))
+        for position in range(num - 1, -1, -1):
+            own, entering = self._figures[position]
+            entry = self._entry if position == 0 else 0
+            inputs, others, runs = stage.in_flight * entering, (stage.in_flight - 1) * entering, list[_Suffix]()
+            for last in range(position + 1, num + 1):
+                needed = inputs + self._sizes[last] - self._sizes[position]
+                if needed >= room:
+                    break
+                runs += [
+                    _Suffix(
+                        max(inputs + each.peak, needed + each.others), others + each.others, last, "recompute", each
+                    )
+                    for each in fronts[last][True]
+                ]
+            for was_recomputed, held in ((False, own), (True, own + entering)):
+                kept = [
+                    _Suffix(
+                        each.peak + num_held * held + entry,
+                        each.others + (num_held - 1) * held,
+                        position + 1,
+                        holds,
+                        each,
+                    )
+                    for each in fronts[position + 1][False]
+                ]
+                fronts[position][was_recomputed].extend(_lightest([*kept, *runs], room))
+            self._budget.choices -= -(-len(runs) // _LAYERS_PER_CHOICE)
+        best = min(fronts[0][False], key=lambda each: each.peak, default=None)
+        return None if best is None else best.policies()
 
     # -- bounds ------------------------------------------------------------------------------------------------------
 
@@ -499,33 +538,20 @@ class _Search:
                 goal, label, position, was_recomputed, floor, priced
             )
 
-        for label in self._labels((index, index), self._room(floor), self._segments(index, index), is_promising):
+        for label in self._labels(index, is_promising):
             self._try(label.policies())
         return self._budget.choices >= 0
 
-    def _lightest(self, low: int, high: int, below: int) -> tuple[LayerPolicy, ...] | None:
-        """The policies that need least memory, if less than `below`, with an excess in the ranges `low` … `high`."""
-        room = below - 1 - self._stage.fixed_bytes - self._floor(low)
-        labels = self._labels((low, high), room, self._segments(low, high, by_memory=True), lambda *_: True)
-        return min(labels, key=lambda each: each.memory + each.excess).policies() if labels else None
-
-    def _labels(
-        self,
-        ends: tuple[int, int],
-        room: int,
-        segments: Sequence[Sequence[_Segment]],
-        is_promising: Callable[[_Label, int, bool], bool],
-    ) -> list[_Label]:
-        """The Pareto-optimal choices for all layers whose excess is in some ranges.
+    def _labels(self, index: int, is_promising: Callable[[_Label, int, bool], bool]) -> list[_Label]:
+        """The Pareto-optimal choices for all layers that fit and whose excess is in a range.
 
         Args:
-            ends: the first range, and the last.
-            room: memory for what adds up over layers, beside the least excess of the ranges.
-            segments: per position.
+            index: of the range.
             is_promising: whether a choice for the layers up to a position is of interest.
         """
-        floor, limit, num, num_held = self._floor(ends[0]), self._limits[ends[1]], len(segments), self._stage.num_held
-        least = self._table(Prices(0.0, 0.0, 1.0), *ends)
+        floor, limit, num_held = self._floor(index), self._limits[index], self._stage.num_held
+        room, segments = self._room(floor), self._segments(index)
+        least, num = self._table(Prices(0.0, 0.0, 1.0), index, index), len(segments)
         fronts: list[tuple[list[_Label], list[_Label]]] = [([], []) for _ in range(num + 1)]
         fronts[0][0].append(_Label(0, floor, 0, 0, None, None))
         for position in range(num):
@@ -552,11 +578,10 @@ class _Search:
                             fronts[segment.last][recomputes].append(longer)
         return [*fronts[num][False], *fronts[num][True]]
 
-    def _segments(self, low: int, high: int, *, by_memory: bool = False) -> list[list[_Segment]]:
-        """Per position, the segments with which the excess can be in the ranges `low` … `high`."""
-        limit, most_behind = self._limits[high], max(0, self._room(self._floor(low)) // self._stage.num_held)
-        most = [limit + min(behind, most_behind) for behind in self._behind]
-        return _segments(self._stage, most, by_memory=by_memory)
+    def _segments(self, index: int) -> list[list[_Segment]]:
+        """Per position, the segments with which the excess can be in a range."""
+        limit, most_behind = self._limits[index], max(0, self._room(self._floor(index)) // self._stage.num_held)
+        return _segments(self._stage, [limit + min(behind, most_behind) for behind in self._behind])
 
     def _extended(
         self,
@@ -614,8 +639,6 @@ def _pareto(labels: Sequence[_Label], floor: int) -> list[_Label]:
 
     One of several equal ones. Of those with different excesses above `floor`, the least one, some are not optimal.
     """
-    if all(label.swapped == label.ticks == 0 for label in labels):
-        return _lightest_of(labels)
     found: list[_Label] = []
     least, fronts = _Front(), defaultdict[int, _Front](_Front)
     #: Those above the least excess that are found, by their memory with it: from there on they count as if they had it.
@@ -632,12 +655,12 @@ def _pareto(labels: Sequence[_Label], floor: int) -> list[_Label]:
     return found
 
 
-def _lightest_of(labels: Sequence[_Label]) -> list[_Label]:
-    """The Pareto-optimal labels by memory, with and without excess."""
-    found: list[_Label] = []
-    for label in sorted(labels, key=lambda each: (each.memory, each.excess)):
-        if not found or label.memory + label.excess < found[-1].memory + found[-1].excess:
-            found.append(label)
+def _lightest(suffixes: Sequence[_Suffix], room: int) -> list[_Suffix]:
+    """The Pareto-optimal ones whose peak is below `room`."""
+    found: list[_Suffix] = []
+    for each in sorted(suffixes, key=lambda each: (each.peak, each.others)):
+        if each.peak < room and (not found or each.others < found[-1].others):
+            found.append(each)
     return found
 
 
@@ -669,30 +692,25 @@ class _Front:
         return True
 
 
-def _segments(stage: StageFigures, most: Sequence[int], *, by_memory: bool = False) -> list[list[_Segment]]:
-    """Per position, the segments that can begin there, with runs of at most `most[last]` bytes.
-
-    With `by_memory` as if swaps and recomputation were free, without kept layers that can be swapped.
-    """
+def _segments(stage: StageFigures, most: Sequence[int]) -> list[list[_Segment]]:
+    """Per position, the segments that can begin there, with runs of at most `most[last]` bytes."""
     layers, in_flight = stage.layers, stage.in_flight
     found: list[list[_Segment]] = []
     for position, layer in enumerate(layers):
         held, with_input = layer.activation_bytes, layer.activation_bytes + layer.input_bytes
         holds, nothing = (held, with_input), (0, 0)
-        begun = []
-        if not by_memory or stage.host_bytes_per_second is None:
-            memory = (in_flight * held, in_flight * with_input)
-            begun.append(_Segment(position + 1, "keep", memory, holds, nothing, ticks=0, recomputed=0))
+        memory = (in_flight * held, in_flight * with_input)
+        begun = [_Segment(position + 1, "keep", memory, holds, nothing, ticks=0, recomputed=0)]
         if stage.host_bytes_per_second is not None:
-            memory, swapped = (stage.resident * held, stage.resident * with_input), nothing if by_memory else holds
-            begun.append(_Segment(position + 1, "swap", memory, holds, swapped, ticks=0, recomputed=0))
+            memory = (stage.resident * held, stage.resident * with_input)
+            begun.append(_Segment(position + 1, "swap", memory, holds, holds, ticks=0, recomputed=0))
         entering, size, ticks = layer.input_bytes, 0, 0
         memory, holds = (in_flight * entering, in_flight * entering), (entering, entering)
         for last in range(position + 1, len(layers) + 1):
             size += layers[last - 1].activation_bytes
             if size > most[last]:
                 break
-            ticks += 0 if by_memory else layers[last - 1].forward_ticks
+            ticks += layers[last - 1].forward_ticks
             begun.append(_Segment(last, "recompute", memory, holds, nothing, ticks, size))
         found.append(begun)
     return found

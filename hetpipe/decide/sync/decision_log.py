@@ -25,6 +25,7 @@ from hetpipe.decide.sync.records import (
     InitializeRecord,
     NewCut,
     PlanRecord,
+    PrepareRecord,
     PublishRecord,
     Record,
     SegmentMember,
@@ -52,6 +53,7 @@ from hetpipe.values.freezing import FreezeLineup, Freezing, FrozenSince, joining
 from hetpipe.values.ids import (
     Clock,
     Incarnation,
+    Minibatch,
     ShardIndex,
     StageIndex,
     Term,
@@ -165,6 +167,17 @@ class Newcomer:
 
 
 @dataclass(slots=True)
+class Preparation:
+    """A move without a barrier, which the stages of its virtual worker prepare."""
+
+    index: int
+    """Of its record."""
+    move: PlanMove
+    ready: set[StageIndex] = field(default_factory=set)
+    """The stages that are prepared."""
+
+
+@dataclass(slots=True)
 class LogState:
     """The serializable state of a `DecisionLog`; names as its attributes.
 
@@ -229,7 +242,13 @@ class LogState:
     moved: tuple[VirtualWorkerIndex, ...] = ()
     """Virtual workers whose plan version has changed since the newest segment record."""
     moves: dict[VirtualWorkerIndex, PlanMove] = field(default_factory=dict)
-    """Moves that take effect at the next barrier."""
+    """Moves that take effect at the next barrier, unless they are prepared before."""
+    preparing: dict[VirtualWorkerIndex, Preparation] = field(default_factory=dict)
+    """Those of them that need no barrier, while stages prepare them."""
+    fixed: dict[VirtualWorkerIndex, tuple[DecidedMove, ...]] = field(default_factory=dict)
+    """Moves announced in this segment, without a barrier, by no script; only the last may not be in force yet."""
+    announced: dict[VirtualWorkerIndex, int] = field(default_factory=dict)
+    """The number of moves announced in this segment, scripted ones included."""
     decided: dict[VirtualWorkerIndex, DecidedMove] = field(default_factory=dict)
     """The newest move of each virtual worker that has taken effect."""
     deciding: dict[VirtualWorkerIndex, dict[int, float]] = field(default_factory=dict)
@@ -294,6 +313,9 @@ class DecisionLog:
         self.plans = dict(config.membership.plans)
         self.moved: tuple[VirtualWorkerIndex, ...] = ()
         self.moves: dict[VirtualWorkerIndex, PlanMove] = {}
+        self.preparing: dict[VirtualWorkerIndex, Preparation] = {}
+        self.fixed: dict[VirtualWorkerIndex, tuple[DecidedMove, ...]] = {}
+        self.announced: dict[VirtualWorkerIndex, int] = {}
         self.decided: dict[VirtualWorkerIndex, DecidedMove] = {}
         self.deciding: dict[VirtualWorkerIndex, dict[int, float]] = {}
         self.frozen_before = progress.frozen
@@ -432,7 +454,7 @@ class DecisionLog:
             barrier_reason=self.segment.reason,
             waves=self.num_waves,
             staged={vw: _staged_clock(m) for vw, m in self.members.items()} if self._has_started else before,
-            plans=dict(self.progress.plans),
+            plans=self._plans_in_force,
             frozen=self.frozen,
             lineup=self.progress.lineup,
         )
@@ -685,37 +707,94 @@ class DecisionLog:
         return self._since(before)
 
     def move(self, vw: VirtualWorkerIndex, move: PlanMove) -> Sequence[Record]:
-        """Move layers between the stages of a virtual worker at the next barrier, without new processes.
+        """Move layers between the stages of a virtual worker, without new processes.
 
-        The move is dropped if that incarnation is evicted or leaves before, or the run ends there. A later one
-        replaces it. No effect if its layers are cut like that already, or the run is over.
+        That is at the next barrier; for a live move none is set, and it takes effect before it once its stages are
+        prepared. The move is dropped if that incarnation is evicted or leaves before, or the run ends there. A later
+        one replaces it. No effect if its layers are cut like that already, or the run is over.
 
         Raises:
             StaleIncarnation: that incarnation does not count.
             WaveOutOfOrder: it counts from the next barrier on.
             ProtocolViolation: the job has a script, which decides all changes; or the cut is none of its layers into as
-                many stages.
+                many stages; or another move has been announced and has not begun.
         """
         before = self.num_records
         self._member(vw, move.incarnation)
         if self.config.plan_changes or self.config.wave_changes or self.config.member_changes:
             raise ProtocolViolation(f"the script of the job decides how virtual worker {vw} is cut; change it there")
-        known = self.plans.get(vw)
+        known = self._newest_plan(vw)
         if known is None or not known.can_become(move.bounds):
             cut = "unknown" if known is None else str(list(known.layer_counts))
             raise ProtocolViolation(
                 f"virtual worker {vw} cannot be cut at {list(move.bounds)}: its stages have {cut} layers, and a move "
                 "keeps their number and all layers"
             )
-        if not self.finished and known.bounds != move.bounds:
-            is_announced = self.moves.get(vw) == move or not self._has_started
-            self.moves[vw] = move
+        if self.finished or known.bounds == move.bounds:
+            return ()
+        if self.fixed.get(vw) and not self._is_in_force(vw, self.fixed[vw][-1]):
+            raise ProtocolViolation(
+                f"layers of virtual worker {vw} are about to move at minibatch {self.fixed[vw][-1].p}; ask again then"
+            )
+        is_known = self.moves.get(vw) == move
+        if is_known and move.live:
+            return ()
+        self.moves[vw] = move
+        self.preparing.pop(vw, None)
+        if move.live and not self.waves and self._has_started:
+            self.preparing[vw] = Preparation(self.num_records, move)
+            self._append(PrepareRecord(self.num_records, vw, move.incarnation, move.bounds))
+        else:
             if PLAN not in self.segment.reasons:
                 self._request_barrier(PLAN)
-            elif not is_announced:
+            elif not is_known and self._has_started:
                 self._announce_barrier()
             self._settle()
         return self._since(before)
+
+    def prepared(
+        self, vw: VirtualWorkerIndex, incarnation: Incarnation, stage: StageIndex, index: int, *, can: bool
+    ) -> Sequence[Record]:
+        """Record that a stage is prepared for a move without a barrier, or that it cannot be.
+
+        Once all are, the move is fixed: it takes effect with the first wave of which no minibatch can have started. If
+        one cannot, a barrier is set, at which layers move. Idempotent; no effect if that move is out of date.
+
+        Args:
+            vw, incarnation, stage: identify the stage.
+            index: of the record of the preparation.
+            can: whether the stage is prepared.
+
+        Raises:
+            StaleIncarnation, ProtocolViolation, WaveOutOfOrder: as for `staged`.
+        """
+        before = self.num_records
+        if self.has_left(vw, incarnation):
+            return ()
+        member, preparation = self._member(vw, incarnation), self.preparing.get(vw)
+        self._check_stage(member, vw, stage)
+        if preparation is None or preparation.index != index:
+            return ()
+        preparation.ready.add(stage)
+        if not can:
+            del self.preparing[vw]
+            self._request_barrier(PLAN)
+            self._settle()
+        elif len(preparation.ready) == member.num_stages:
+            self._fix(vw, member)
+        return self._since(before)
+
+    def _fix(self, vw: VirtualWorkerIndex, member: Member) -> None:
+        """Announce a prepared move; one that could begin at the next barrier only is left to that."""
+        del self.preparing[vw]
+        clock, known = self._unplanned_clock(), self._newest_plan(vw)
+        if clock >= self.segment.end:
+            return
+        assert known is not None, "the cut of a virtual worker that moves is known"
+        move = self.moves.pop(vw)
+        decided = DecidedMove(clock, known.version + 1, move, Minibatch(clock * self._num_in_wave(vw) + 1))
+        self.fixed[vw] = (*self.fixed.get(vw, ()), decided)
+        self._announce(vw, member, clock, decided.version, move.bounds)
 
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Sequence[Record]:
         """Evict a virtual worker: it no longer counts, its staged waves are dropped, committed ones stand.
@@ -819,6 +898,9 @@ class DecisionLog:
                 self.num_waves += 1
                 member.committed = Clock(wave + 1)
                 self.most_committed = max(self.most_committed, member.committed)
+                for fixed in self.fixed.get(vw, ()):
+                    if fixed.clock == Clock(wave):
+                        self.decided[vw] = fixed
                 self.complete_at[member.committed] = self.num_records
                 self._append(CommitRecord(self.num_records, vw, member.incarnation, wave, len(indices)))
                 self.max_distance = max(self.max_distance, member.committed - self.global_clock)
@@ -963,6 +1045,7 @@ class DecisionLog:
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)
+        self.announced = {}
         self.progress = replace(self.progress, plans=dict(self.plans), waves=dict(self.waves))
         self._forget()
         if ends:
@@ -985,13 +1068,13 @@ class DecisionLog:
 
         There only those are made that were live, in waves before it.
         """
-        moves, self.moves = {} if ends else self.moves, {}
-        for vw, move in sorted(moves.items()):
-            member, known = self.members.get(vw), self.plans.get(vw)
-            if known is not None and member is not None and member.incarnation == move.incarnation:
-                moved = PlanVersion(known.version + 1, move.bounds, known.planned)
-                self._set_plan(vw, moved)
-                self.decided[vw] = DecidedMove(upto, moved.version, move)
+        moves, self.moves, self.preparing = {} if ends else self.moves, {}, {}
+        for vw, fixed in sorted(self.fixed.items()):
+            for decided in fixed:
+                if decided.clock < upto:
+                    self._change_live(vw, decided)
+                elif not ends:
+                    moves.setdefault(vw, decided.move)
         for change in self.config.plan_changes:
             plan = self.plans.get(change.vw)
             is_made = change.live and change.clock < upto if ends else True
@@ -999,14 +1082,60 @@ class DecisionLog:
                 self._set_plan(change.vw, PlanVersion(plan.version + 1, change.bounds, plan.planned))
         # Who has moved its layers before the barrier already changes nothing there.
         self.moved = tuple(vw for vw in self.moved if not self._has_moved_live(vw, after, upto))
+        self.fixed = {}
+        for vw, move in sorted(moves.items()):
+            member, known = self.members.get(vw), self.plans.get(vw)
+            if known is not None and member is not None and member.incarnation == move.incarnation:
+                moved = PlanVersion(known.version + 1, move.bounds, known.planned)
+                self._set_plan(vw, moved)
+                self.decided[vw] = DecidedMove(upto, moved.version, move)
+
+    def _change_live(self, vw: VirtualWorkerIndex, decided: DecidedMove) -> None:
+        """Let the segment that begins have the version of a move in the one before, also in the next incarnation."""
+        known = self.plans[vw]
+        if known.version + 1 == decided.version and known.can_become(decided.move.bounds):
+            self._set_plan(vw, PlanVersion(decided.version, decided.move.bounds, known.planned))
+            self.decided[vw] = decided
+        else:  # it is restarted with another plan; versions only grow
+            self._set_plan(vw, replace(known, version=max(known.version, decided.version + 1)))
 
     def _has_moved_live(self, vw: VirtualWorkerIndex, after: Clock, upto: Clock) -> bool:
         """Whether a member has computed waves after the barrier at `after` by the version it has at that at `upto`."""
         member = self.members.get(vw)
         if member is None or member.start > after:
             return False
+        if self.fixed.get(vw):
+            return self.decided.get(vw) in self.fixed[vw]
         own = [change for change in self.config.plan_changes if change.vw == vw and after < change.clock <= upto]
         return bool(own) and own[-1].live and own[-1].clock < upto
+
+    def _is_in_force(self, vw: VirtualWorkerIndex, fixed: DecidedMove) -> bool:
+        """Whether the first wave of a move is committed, so that no barrier can come before it any more."""
+        decided = self.decided.get(vw)
+        return decided is not None and decided.p is not None and decided.version >= fixed.version
+
+    def _newest_plan(self, vw: VirtualWorkerIndex) -> PlanVersion | None:
+        """The plan version of a virtual worker behind all moves that are announced in this segment."""
+        known, fixed = self.plans.get(vw), self.fixed.get(vw)
+        if known is None or not fixed:
+            return known
+        return PlanVersion(fixed[-1].version, fixed[-1].move.bounds, known.planned)
+
+    @property
+    def _plans_in_force(self) -> dict[VirtualWorkerIndex, PlanVersion]:
+        """The plan versions by which virtual workers compute."""
+        found = dict(self.progress.plans)
+        for vw, moves in self.fixed.items():
+            for fixed in moves:
+                if vw in found and self._is_in_force(vw, fixed):
+                    found[vw] = PlanVersion(fixed.version, fixed.move.bounds, found[vw].planned)
+        return found
+
+    def _announce(
+        self, vw: VirtualWorkerIndex, member: Member, clock: Clock, version: int, bounds: tuple[int, ...]
+    ) -> None:
+        self.announced[vw] = self.announced.get(vw, 0) + 1
+        self._append(PlanRecord(self.num_records, vw, member.incarnation, clock, version, bounds))
 
     def _announce_moves(self) -> None:
         """Announce the live moves in the segment that has just been planned."""
@@ -1016,8 +1145,7 @@ class DecisionLog:
             for change in self.config.plan_changes:
                 if change.vw == vw and change.live and self.segment.start < change.clock < self.segment.end:
                     version += 1
-                    record = PlanRecord(self.num_records, vw, member.incarnation, change.clock, version, change.bounds)
-                    self._append(record)
+                    self._announce(vw, member, change.clock, version, change.bounds)
 
     def _count_minibatches(self, since: Clock, upto: Clock) -> None:
         """Continue the numbering of minibatches at the barrier at `upto`, after the waves before it."""
@@ -1127,6 +1255,7 @@ class DecisionLog:
         if self._owes_work(vw, member):
             planned = tuple(reason for reason in planned if reason not in {EPOCH, END})
         del self.members[vw]
+        self.preparing.pop(vw, None)
         self.leaving = tuple(other for other in self.leaving if other != vw)
         self.claimed.difference_update(i for blocks in member.samples.values() for block in blocks for i in block)
         # A shard can complete the others' commits only once it has read that this worker's part is missing.

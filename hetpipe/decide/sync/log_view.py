@@ -9,6 +9,7 @@ from hetpipe.decide.sync.records import (
     CommitRecord,
     EvictRecord,
     PlanRecord,
+    PrepareRecord,
     PublishRecord,
     Record,
     SegmentRecord,
@@ -36,6 +37,8 @@ class LogView:
         self.committed: dict[VirtualWorkerIndex, Clock] = {}
         #: Live moves of layers in the current segment, in the order of the log.
         self.moves: list[PlanRecord] = []
+        #: The newest one of each virtual worker that is to be prepared.
+        self.preparations: dict[VirtualWorkerIndex, PrepareRecord] = {}
         #: Drained virtual workers and the barrier at which they left: it is not waited for that they read it, so they
         #: may read it late.
         self.left: dict[tuple[VirtualWorkerIndex, Incarnation], SegmentRecord] = {}
@@ -55,6 +58,8 @@ class LogView:
                     self.published = clock
                 case SegmentRecord():
                     self._enter(record)
+                case PrepareRecord():
+                    self.preparations[record.vw] = record
                 case PlanRecord():
                     self.moves.append(record)
                 case _:
@@ -63,10 +68,15 @@ class LogView:
     def _enter(self, record: SegmentRecord) -> None:
         self.segment = record
         self.moves.clear()
+        self.preparations.clear()
         self.published = record.start
         self.members = {member.vw: member.incarnation for member in record.members}
         self.committed = dict.fromkeys(self.members, record.start)
         self.left |= {(member.vw, member.incarnation): record for member in record.left}
+
+    def moves_of(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> list[PlanRecord]:
+        """The live moves of layers of one incarnation in the current segment, in order."""
+        return [record for record in self.moves if (record.vw, record.incarnation) == (vw, incarnation)]
 
     @property
     def is_over(self) -> bool:

@@ -157,11 +157,27 @@ class SegmentRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareRecord:
+    """Layers of a virtual worker are to move without a barrier: its stages get ready for it, and say so.
+
+    Void from the next barrier on, or if a later one names the same virtual worker.
+    """
+
+    index: int
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    bounds: tuple[int, ...]
+    """Stage k will have the layers [bounds[k], bounds[k + 1])."""
+    kind: Literal["prepare"] = "prepare"
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRecord:
     """Layers of a virtual worker move without a barrier: from wave `clock` on it is cut at `bounds`.
 
     It stands before the record of the segment's first barrier, or of a publication without which no minibatch of that
-    wave may start. A barrier at or below `clock` makes it void: then the layers move at that barrier, or later.
+    wave may start; without a staleness bound, before the first stage is told a clock for one (`HeldClock.moves`). A
+    barrier at or below `clock` makes it void: then the layers move at that barrier, or later.
     """
 
     index: int
@@ -184,5 +200,6 @@ Record = (
     | BarrierRecord
     | PublishRecord
     | SegmentRecord
+    | PrepareRecord
     | PlanRecord
 )

@@ -18,6 +18,7 @@ from hetpipe.decide.sync.records import (
     EvictRecord,
     InitializeRecord,
     PlanRecord,
+    PrepareRecord,
     PublishRecord,
     Record,
     SegmentRecord,
@@ -286,7 +287,7 @@ class ShardState:
                 instructions = self._add_what_is_due()
             case SegmentRecord():
                 self._enter(record)
-            case TermRecord() | PlanRecord():
+            case TermRecord() | PrepareRecord() | PlanRecord():
                 pass
         return instructions
 

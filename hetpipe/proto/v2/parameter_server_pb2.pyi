@@ -303,12 +303,24 @@ class HoldClockRequest(_message.Message):
     def __init__(self, requester: _Optional[_Union[_values_pb2.Requester, _Mapping]] = ..., switch: _Optional[int] = ...) -> None: ...
 
 class HeldClock(_message.Message):
-    __slots__ = ("clock", "barrier")
+    __slots__ = ("clock", "barrier", "moves")
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     clock: int
     barrier: int
-    def __init__(self, clock: _Optional[int] = ..., barrier: _Optional[int] = ...) -> None: ...
+    moves: int
+    def __init__(self, clock: _Optional[int] = ..., barrier: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
+
+class ReportPreparedRequest(_message.Message):
+    __slots__ = ("requester", "index", "can")
+    REQUESTER_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CAN_FIELD_NUMBER: _ClassVar[int]
+    requester: _values_pb2.Requester
+    index: int
+    can: bool
+    def __init__(self, requester: _Optional[_Union[_values_pb2.Requester, _Mapping]] = ..., index: _Optional[int] = ..., can: bool = ...) -> None: ...
 
 class RequestBarrierRequest(_message.Message):
     __slots__ = ("job_id", "term", "reason")
@@ -351,18 +363,20 @@ class DrainRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., term: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class PlanMove(_message.Message):
-    __slots__ = ("incarnation", "bounds", "by", "reason", "predicted_gain")
+    __slots__ = ("incarnation", "bounds", "by", "reason", "predicted_gain", "live")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_GAIN_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     bounds: _containers.RepeatedScalarFieldContainer[int]
     by: str
     reason: str
     predicted_gain: float
-    def __init__(self, incarnation: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., predicted_gain: _Optional[float] = ...) -> None: ...
+    live: bool
+    def __init__(self, incarnation: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., predicted_gain: _Optional[float] = ..., live: bool = ...) -> None: ...
 
 class MoveRequest(_message.Message):
     __slots__ = ("job_id", "term", "vw", "move")
@@ -628,8 +642,20 @@ class PlanRecord(_message.Message):
     bounds: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, index: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., clock: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class PrepareRecord(_message.Message):
+    __slots__ = ("index", "vw", "incarnation", "bounds")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    vw: int
+    incarnation: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class LogRecord(_message.Message):
-    __slots__ = ("term_record", "initialize_record", "commit_record", "evict_record", "barrier_record", "publish_record", "segment_record", "plan_record")
+    __slots__ = ("term_record", "initialize_record", "commit_record", "evict_record", "barrier_record", "publish_record", "segment_record", "plan_record", "prepare_record")
     TERM_RECORD_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_RECORD_FIELD_NUMBER: _ClassVar[int]
     COMMIT_RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -638,6 +664,7 @@ class LogRecord(_message.Message):
     PUBLISH_RECORD_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_RECORD_FIELD_NUMBER: _ClassVar[int]
     PLAN_RECORD_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_RECORD_FIELD_NUMBER: _ClassVar[int]
     term_record: TermRecord
     initialize_record: InitializeRecord
     commit_record: CommitRecord
@@ -646,7 +673,8 @@ class LogRecord(_message.Message):
     publish_record: PublishRecord
     segment_record: SegmentRecord
     plan_record: PlanRecord
-    def __init__(self, term_record: _Optional[_Union[TermRecord, _Mapping]] = ..., initialize_record: _Optional[_Union[InitializeRecord, _Mapping]] = ..., commit_record: _Optional[_Union[CommitRecord, _Mapping]] = ..., evict_record: _Optional[_Union[EvictRecord, _Mapping]] = ..., barrier_record: _Optional[_Union[BarrierRecord, _Mapping]] = ..., publish_record: _Optional[_Union[PublishRecord, _Mapping]] = ..., segment_record: _Optional[_Union[SegmentRecord, _Mapping]] = ..., plan_record: _Optional[_Union[PlanRecord, _Mapping]] = ...) -> None: ...
+    prepare_record: PrepareRecord
+    def __init__(self, term_record: _Optional[_Union[TermRecord, _Mapping]] = ..., initialize_record: _Optional[_Union[InitializeRecord, _Mapping]] = ..., commit_record: _Optional[_Union[CommitRecord, _Mapping]] = ..., evict_record: _Optional[_Union[EvictRecord, _Mapping]] = ..., barrier_record: _Optional[_Union[BarrierRecord, _Mapping]] = ..., publish_record: _Optional[_Union[PublishRecord, _Mapping]] = ..., segment_record: _Optional[_Union[SegmentRecord, _Mapping]] = ..., plan_record: _Optional[_Union[PlanRecord, _Mapping]] = ..., prepare_record: _Optional[_Union[PrepareRecord, _Mapping]] = ...) -> None: ...
 
 class LogRecords(_message.Message):
     __slots__ = ("records", "acknowledge_later")

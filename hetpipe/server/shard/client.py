@@ -51,6 +51,7 @@ from hetpipe.wire.calls import (
     JoinRequest,
     ReportCheckpointRequest,
     ReportInitializedRequest,
+    ReportPreparedRequest,
     ReportStagedRequest,
 )
 
@@ -172,10 +173,14 @@ class ShardClient:
 
         self._submit(self._fetcher, pull)
 
-    def hold(self, switch: int) -> tuple[Clock, Clock]:
+    def hold(self, switch: int) -> tuple[Clock, Clock, int]:
         """Implement `Synchroniser.hold`."""
         held = self.clock_shard.invoke(calls.HOLD_CLOCK, HoldClockRequest(self.requester, switch))
-        return held.clock, held.barrier
+        return held.clock, held.barrier, held.moves
+
+    def prepared(self, index: int, *, can: bool) -> None:
+        """Implement `Synchroniser.prepared`."""
+        self.clock_shard.invoke(calls.REPORT_PREPARED, ReportPreparedRequest(self.requester, index, can))
 
     def progress(self) -> Progress:
         """Implement `Synchroniser.progress`."""

@@ -42,6 +42,7 @@ from hetpipe.server.shard.decision_events import (
     Moved,
     RunKept,
     Staged,
+    StagePrepared,
 )
 from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
 from hetpipe.values.decisions import BarrierDecision, DecisionMoment, FreezeDecision, MoveDecision
@@ -174,8 +175,8 @@ class ClockShard:
             vw, life, stage = requester.vw, requester.incarnation, requester.stage
             self._decide(Staged(vw, life, wave, stage, blocks, segment, dict(squares or {})))
 
-    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock]:
-        """The clock for the switch point, and the next barrier.
+    def hold(self, requester: Requester, switch: int) -> tuple[Clock, Clock, int]:
+        """The clock for the switch point, the next barrier, and the moves announced in this segment.
 
         Raises:
             ClockNotPublished: not yet.
@@ -188,7 +189,13 @@ class ClockShard:
             clock = self._log.hold(vw, life, switch)
             if self._last_switch(vw) != before:
                 self._keep(Held(vw, life, switch))
-            return clock, self._log.segment.end
+            return clock, self._log.segment.end, self._log.announced.get(vw, 0)
+
+    def prepared(self, requester: Requester, index: int, *, can: bool) -> None:
+        """Record that a stage is prepared for a move of layers without a barrier, or cannot be."""
+        with self.condition:
+            self._check(requester)
+            self._decide(StagePrepared(requester.vw, requester.incarnation, requester.stage, index, can))
 
     def request_barrier(self, reason: str) -> Clock:
         """Set an unplanned barrier; returns its clock."""
@@ -209,7 +216,7 @@ class ClockShard:
             self._decide(Drained(vw, incarnation))
 
     def move(self, vw: VirtualWorkerIndex, move: PlanMove) -> None:
-        """Move layers between the stages of a virtual worker at the next barrier."""
+        """Move layers between the stages of a virtual worker (`DecisionLog.move`)."""
         with self.condition:
             self._decide(Moved(vw, move))
 
@@ -349,7 +356,10 @@ class ClockShard:
         """Apply an event under `condition`: journal it, write its history, notify followers."""
         records = event.apply(self._log)
         publishes = any(isinstance(record, PublishRecord) for record in records)
-        changes_plans = any(isinstance(record, SegmentRecord) and record.has_moves for record in records)
+        changes_plans = any(
+            isinstance(record, PlanRecord) or (isinstance(record, SegmentRecord) and record.has_moves)
+            for record in records
+        )
         if publishes:
             failpoints.reach("commit.before_publish")
         if changes_plans:
@@ -407,6 +417,9 @@ class ClockShard:
                     epoch, indices = self._log.take_used(record)
                     if indices:
                         self._history.used(vw=vw, wave=wave, epoch=epoch, indices=indices)
+                    decided = self._log.decided.get(vw)
+                    if decided is not None and decided.p is not None and decided.clock == Clock(wave):
+                        self._file_move(vw)
                 case PublishRecord(_, clock, _):
                     self._history.publish(clock=clock)
                 case BarrierRecord(_, clock, reason, _):
@@ -490,9 +503,13 @@ class ClockShard:
                     bounds=member.bounds,
                 )
             decided = self._log.decided.get(member.vw)
-            if decided is not None and member.moved and decided.clock == record.start:
-                moved = MoveDecision.of(member.vw, decided, wall=self._clock.wall())
-                append_decision(self._run_dir, moved)
+            if decided is not None and member.moved and (decided.clock == record.start or decided.p is not None):
+                self._file_move(member.vw)
+
+    def _file_move(self, vw: VirtualWorkerIndex) -> None:
+        """File the newest move of a virtual worker that has taken effect."""
+        moved = MoveDecision.of(vw, self._log.decided[vw], wall=self._clock.wall())
+        append_decision(self._run_dir, moved)
 
 
 def log_config(config: ShardConfig) -> LogConfig:

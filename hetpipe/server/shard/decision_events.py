@@ -124,7 +124,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Layers of a virtual worker are to move at the next barrier."""
+    """Layers of a virtual worker are to move."""
 
     vw: VirtualWorkerIndex
     move: PlanMove
@@ -133,6 +133,22 @@ class Moved:
     def apply(self, log: DecisionLog) -> Sequence[Record]:
         """Apply by `DecisionLog.move`."""
         return log.move(self.vw, self.move)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrepared:
+    """A stage is prepared for a move of layers without a barrier, or cannot be."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+    index: int
+    can: bool
+    kind: Literal["prepared"] = "prepared"
+
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
+        """Apply by `DecisionLog.prepared`."""
+        return log.prepared(self.vw, self.incarnation, self.stage, self.index, can=self.can)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +204,7 @@ DecisionEvent = (
     | Evicted
     | Drained
     | Moved
+    | StagePrepared
     | Admitted
     | Acknowledged
     | RunKept

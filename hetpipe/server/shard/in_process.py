@@ -24,6 +24,7 @@ from hetpipe.wire.calls import (
     LogRecords,
     ReportCheckpointRequest,
     ReportInitializedRequest,
+    ReportPreparedRequest,
     ReportShardCheckpointRequest,
     ReportStagedRequest,
 )
@@ -65,6 +66,7 @@ def clock_calls(job_shard: JobShard) -> Handlers:
     handlers.on(calls.REPORT_INITIALIZED, own.report_initialized)
     handlers.on(calls.REPORT_STAGED, own.report_staged)
     handlers.on(calls.HOLD_CLOCK, own.hold_clock)
+    handlers.on(calls.REPORT_PREPARED, own.report_prepared)
     handlers.on(calls.GET_PROGRESS, own.get_progress)
     handlers.on_stream(calls.FOLLOW_LOG, own.follow_log)
     handlers.on(calls.ACKNOWLEDGE, own.acknowledge)
@@ -94,6 +96,9 @@ class _ClockCalls:
 
     def hold_clock(self, request: HoldClockRequest, _: Context) -> HeldClock:
         return HeldClock(*self._clock.hold(request.requester, request.switch))
+
+    def report_prepared(self, request: ReportPreparedRequest, _: Context) -> None:
+        self._clock.prepared(request.requester, request.index, can=request.can)
 
     def get_progress(self, request: GetProgressRequest, _: Context) -> Progress:
         self._clock.check_requester(request.requester)

@@ -304,6 +304,7 @@ class ShardServer:
         handlers.on(calls.REPORT_INITIALIZED, partial(self._of_clock_shard, calls.REPORT_INITIALIZED))
         handlers.on(calls.REPORT_STAGED, partial(self._of_clock_shard, calls.REPORT_STAGED))
         handlers.on(calls.HOLD_CLOCK, partial(self._of_clock_shard, calls.HOLD_CLOCK))
+        handlers.on(calls.REPORT_PREPARED, partial(self._of_clock_shard, calls.REPORT_PREPARED))
         handlers.on(calls.GET_PROGRESS, partial(self._of_clock_shard, calls.GET_PROGRESS))
         handlers.on(calls.SHARE_MEMORY, self._share_memory)
         handlers.on(calls.REPORT_CHECKPOINT, partial(self._of_clock_shard, calls.REPORT_CHECKPOINT))

@@ -202,7 +202,7 @@ class TestMove:
         result = invoke(coordinator, "move", "1", "3,1", *CLUSTER, "--job", "other")
 
         assert coordinator.moves == [(1, (3, 1), "other")]
-        assert result.stdout == "virtual worker 1: layers 2, 2 become 3, 1 at the next barrier\n"
+        assert result.stdout == "virtual worker 1: layers 2, 2 become 3, 1, at the next barrier at the latest\n"
         assert last_line(invoke(coordinator, "move", "1", " 3, 1", *CLUSTER, "--json")) == {
             "workers": [{"vw": 1, "incarnation": 0, "deaths": 0, "state": "ready"}],
             "before": [2, 2],

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.decide.elastic import repartitions
+from hetpipe.decide.elastic.repartitions import why_at_a_barrier
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
     ClocksReported,
@@ -24,13 +26,17 @@ from hetpipe.decide.lifecycle.exchange import (
     Replanned,
     StopRequested,
 )
+from hetpipe.decide.planner.costs import Costs
+from hetpipe.errors import InfeasiblePlan
+from hetpipe.job.file import Job
 from hetpipe.server.coordinator import replan_tasks
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks
 from hetpipe.values.commands import StartStageCommand
 from hetpipe.values.events import JobState, ProgressTable, ReplanJudged, StopMode, WorkerReplanned
-from hetpipe.values.ids import Clock, Incarnation
+from hetpipe.values.ids import Clock, Incarnation, LayerIndex
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
+from hetpipe.values.plan import VirtualWorkerPlan
 from hetpipe.values.run import StageDone
 from hetpipe.values.sync import PlanMove, PlanVersion
 from tests.server.coordinator.builders import JOB_ID, STAGES, clocks, job, progress
@@ -143,6 +149,7 @@ def test_the_way_of_a_move(run: Run) -> None:
         "straggler",
         "compared with the plan, virtual worker 1 takes: stage 1 10.0 times",
         answer.gain,
+        live=True,
     )
     run.go_on(SLOW, windows=3)
     assert run.events(WorkerReplanned) == []
@@ -176,6 +183,54 @@ def test_a_clock_shard_that_is_away_is_asked_again(run: Run) -> None:
     assert len(run.events(WorkerReplanned)) == 1
 
 
+def test_one_that_its_stages_do_not_prepare_in_time_has_a_barrier(run: Run) -> None:
+    run.go_on(SLOW, windows=7)
+    run.answer()
+    first = run.accept()
+    stall = run.job.survive.stall.total_seconds()
+    run.wait(stall / 2)
+    assert len(run.tasks(MoveLayers)) == 1
+    run.wait(stall)
+    assert run.accept().move == replace(first.move, live=False)
+    run.wait(2 * stall)
+    assert len(run.tasks(MoveLayers)) == 2, "it is asked for once"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "after", "why"),
+    [
+        ((), (0, 2, 3, 5), None),
+        (("weights=stash",), (0, 2, 3, 5), "under weights: stash versions depend on the stage"),
+        (
+            ("sync.kind=allreduce", "weights=flush"),
+            (0, 2, 3, 5),
+            "under allreduce all virtual workers are cut alike",
+        ),
+        ((), (0, 3, 4, 5), "some layers go beyond the next stage"),
+        ((), (0, 1, 4, 5), "stage 1 has too little memory"),
+    ],
+)
+def test_where_layers_move_at_a_barrier_only(
+    run: Run, overrides: Sequence[str], after: tuple[int, ...], why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_job: Job, _costs: Costs, _before: VirtualWorkerPlan, plan: VirtualWorkerPlan, _kinds: list[str]) -> None:
+        if plan.bounds == (0, 1, 4, 5):
+            raise InfeasiblePlan("stage 1 has too little memory; give a `clock`")
+
+    monkeypatch.setattr(repartitions, "check_memory_of_both", check)
+    run.go_on(SLOW, windows=7)
+    (task,) = run.tasks(Replan)
+    known = task.plan.virtual_workers[1].stages
+
+    def cut(bounds: tuple[int, ...]) -> VirtualWorkerPlan:
+        layers = [(LayerIndex(first), LayerIndex(last)) for first, last in pairwise(bounds)]
+        stages = [replace(known[0], first_layer=first, last_layer=last) for first, last in layers]
+        return VirtualWorkerPlan(Vw(1), tuple(stages))
+
+    found = why_at_a_barrier(job(*overrides), task.basis, cut((0, 1, 2, 5)), cut(after))
+    assert found is None if why is None else found is not None and found.startswith(why)
+
+
 def test_a_move_that_is_refused_is_none(run: Run) -> None:
     run.go_on(SLOW, windows=7)
     run.answer()
@@ -207,7 +262,8 @@ def test_a_script_moves_what_is_measured(run: Run) -> None:
 def test_what_an_operator_asks_for_is_judged_and_not_undone_at_once(run: Run) -> None:
     run.go_on(EVEN, windows=8)
     run.feed(MoveRequested(Vw(1), (0, 3, 4)))
-    assert run.accept().move == PlanMove(Incarnation(0), (0, 3, 4), "operator", "an operator asked for it")
+    asked = PlanMove(Incarnation(0), (0, 3, 4), "operator", "an operator asked for it", live=True)
+    assert run.accept().move == asked
     run.cross((0, 3, 4))
     run.go_on({**EVEN, (1, 0): 0.2}, windows=8)
     (judged,) = run.tasks(FileJudgement)

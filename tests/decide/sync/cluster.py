@@ -11,7 +11,14 @@ from collections.abc import Sequence
 
 from hetpipe.decide.sync.decision_log import DecisionLog
 from hetpipe.decide.sync.instructions import Apply, Close, Drop, Free, Initialize, Instruction, StageKey, stage_key
-from hetpipe.decide.sync.records import BarrierRecord, PublishRecord, Record, SegmentRecord
+from hetpipe.decide.sync.records import (
+    BarrierRecord,
+    PlanRecord,
+    PrepareRecord,
+    PublishRecord,
+    Record,
+    SegmentRecord,
+)
 from hetpipe.decide.sync.shard_state import Admission, ShardState
 from hetpipe.errors import ClockNotPublished, StaleIncarnation, WaveOutOfOrder
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
@@ -121,6 +128,13 @@ class Worker:
         #: Waves with samples that some stage has reported.
         self.reported: list[set[int]] = [set() for _ in range(self.num_stages)]
         self.evicted = False
+        #: The cut with which its segment begins, what is announced in it, and what it is asked to prepare, as far as
+        #: it has read; and p → the plan version by which its first stage has computed p.
+        self.bounds: tuple[int, ...] = ()
+        self.version = 0
+        self.announced: list[PlanRecord] = []
+        self.to_prepare: PrepareRecord | None = None
+        self.versions: dict[int, int] = {}
 
     # -- reading the log ---------------------------------------------------------------------------------------------
 
@@ -133,7 +147,14 @@ class Worker:
                     self._passed_into(divisions)
                 case PublishRecord(_, clock, _):
                     self.published = clock
+                case PlanRecord() if (record.vw, record.incarnation) == (self.vw, self.incarnation):
+                    self.announced.append(record)
+                case PrepareRecord() if (record.vw, record.incarnation) == (self.vw, self.incarnation):
+                    self.to_prepare = record
                 case SegmentRecord() if self._is_in(record):
+                    own = next(member for member in record.members if member.vw == self.vw)
+                    self.bounds, self.version = own.bounds, own.version
+                    self.announced, self.to_prepare = [], None
                     self._passed = self.published = record.start
                     self.segment = None
                     if self.joined_at is None:
@@ -187,6 +208,8 @@ class Worker:
         if switches and clock != self.clock:  # of the clock in use every stage has the weights
             self.chosen[p] = clock
         self.started, self.clock = p, clock
+        begun = [record.version for record in self.announced if record.clock * n < p]
+        self.versions[p] = max([self.version, *begun])
         return True
 
     def _seen_through(self, p: int) -> int:
@@ -228,6 +251,8 @@ class Worker:
         if self.scenario.pull == "required":
             assert clock == self.clock or self.clock < required, "a clock that would do was replaced"
         assert clock == log.hold(vw, self.incarnation, switch), "the answer to a repeated question changed"
+        if log.announced.get(vw, 0) > len(self.announced):
+            return None
         self.barrier = min(self.barrier, log.segment.end)  # the answer tells of barriers the log view does not know
         return clock if p <= self.barrier * self.scenario.n else None
 

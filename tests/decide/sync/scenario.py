@@ -23,7 +23,7 @@ from hetpipe.values.ids import (
 from hetpipe.values.plan import SlicePlan, TensorSpec
 from hetpipe.values.policies import PullTiming, WeightPolicy
 from hetpipe.values.requests import PushHeader, Requester, SliceHeader
-from hetpipe.values.sync import DataSpec, Membership, Progress, SyncSpec
+from hetpipe.values.sync import DataSpec, Membership, PlanVersion, Progress, SyncSpec
 
 JOB = JobId("job")
 TERM = Term(3)
@@ -59,6 +59,8 @@ class Scenario:
     """The clock of the checkpoint that the run begins from."""
     used: tuple[int, ...] = ()
     """Samples of the epoch that were used before it."""
+    has_cuts: bool = False
+    """Whether the log knows which layers the stages have, so that these may move."""
 
     @property
     def data(self) -> DataSpec:
@@ -86,12 +88,19 @@ class Scenario:
         return LogConfig(
             term=TERM,
             num_shards=self.num_shards,
-            membership=Membership({VirtualWorkerIndex(vw): count for vw, count in enumerate(self.num_stages)}),
+            membership=Membership(
+                {VirtualWorkerIndex(vw): count for vw, count in enumerate(self.num_stages)},
+                plans={vw: PlanVersion.following(None, self.cut(vw)) for vw in self.members if self.has_cuts},
+            ),
             sync=self.sync,
             data=self.data,
             checkpoint_every_waves=self.every,
             progress=self.progress,
         )
+
+    def cut(self, vw: int) -> tuple[int, ...]:
+        """The bounds of the stages of a virtual worker, as planned; empty: not known to the log."""
+        return (*range(self.num_stages[vw]), NUM_LAYERS) if self.has_cuts else ()
 
     def slices(self) -> tuple[SlicePlan, ...]:
         """All slices; a third shard holds none."""

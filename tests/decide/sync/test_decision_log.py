@@ -13,6 +13,7 @@ from hetpipe.decide.sync.records import (
     InitializeRecord,
     NewCut,
     PlanRecord,
+    PrepareRecord,
     PublishRecord,
     SegmentMember,
     SegmentRecord,
@@ -21,7 +22,7 @@ from hetpipe.decide.sync.records import (
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
 from hetpipe.values import wire
 from hetpipe.values.freezing import FreezeChange, FreezeCut, Freezing, FrozenSince
-from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, Wave
+from hetpipe.values.ids import Clock, Incarnation, Minibatch, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
 from hetpipe.values.sync import (
     DecidedMove,
@@ -821,6 +822,81 @@ class TestMoves:
         log.admit(VW[0], Incarnation(1), 2, bounds=CUT)
         with pytest.raises(WaveOutOfOrder):
             log.move(VW[0], self.move(life=1))
+
+    def live(self, bounds: tuple[int, ...] = TO) -> PlanMove:
+        return replace(self.move(bounds=bounds), live=True)
+
+    def prepare(self, log: DecisionLog, *, can: bool = True) -> None:
+        """Both stages answer the newest record that asks for it."""
+        index = next(record.index for record in reversed(log.records) if isinstance(record, PrepareRecord))
+        for stage in range(2):
+            log.prepared(VW[0], LIFE, StageIndex(stage), index, can=can)
+
+    def test_one_that_is_prepared_begins_with_the_first_wave_that_has_not_started(self) -> None:
+        log = planned()
+        reasons = log.segment.reasons
+        (asked,) = log.move(VW[0], self.live())
+        assert asked == PrepareRecord(asked.index, VW[0], LIFE, self.TO)
+        assert not log.move(VW[0], self.live()), "asked for again, nothing changes"
+        assert not log.prepared(VW[0], LIFE, StageIndex(0), asked.index, can=True)
+        assert not log.prepared(VW[0], LIFE, StageIndex(0), asked.index, can=True), "one stage is not two"
+        (fixed,) = log.prepared(VW[0], LIFE, StageIndex(1), asked.index, can=True)
+        assert fixed == PlanRecord(fixed.index, VW[0], LIFE, log._unplanned_clock(), 1, self.TO)
+        assert log.segment.reasons == reasons, "no barrier is set"
+        with pytest.raises(ProtocolViolation, match=rf"are about to move at minibatch {fixed.clock * SCENARIO.n + 1}"):
+            log.move(VW[0], self.live((0, 4, 5)))
+        while log.members[VW[0]].committed <= fixed.clock:
+            assert log.snapshot().plans[VW[0]].version == 0
+            commit_all(log)
+        first = Minibatch(fixed.clock * SCENARIO.n + 1)
+        assert log.decided == {VW[0]: DecidedMove(fixed.clock, 1, self.live(), first)}
+        assert log.snapshot().plans == {VW[0]: PlanVersion(1, self.TO, CUT)}
+        assert not log.move(VW[0], self.live()), "its layers are there already"
+        log.request_barrier("checkpoint")
+        while log.progress.clock == 0:
+            commit_all(log)
+        segment = log.newest_segment
+        assert segment is not None
+        assert (segment.members[0].version, segment.members[0].moved) == (1, False)
+        assert log.plans[VW[0]] == PlanVersion(1, self.TO, CUT)
+
+    def test_one_that_cannot_be_prepared_has_a_barrier(self) -> None:
+        log = planned()
+        log.move(VW[0], self.live())
+        self.prepare(log, can=False)
+        assert log.segment.reasons == ("plan",)
+        end = log.segment.end
+        while log.published < end:
+            commit_all(log)
+        assert log.decided == {VW[0]: DecidedMove(end, 1, self.live())}
+
+    @pytest.mark.parametrize("is_prepared", [False, True])
+    def test_a_barrier_that_comes_first_makes_it(self, *, is_prepared: bool) -> None:
+        log = planned()
+        log.move(VW[0], self.live())
+        if is_prepared:
+            self.prepare(log)
+        log.request_barrier("checkpoint")
+        while log.progress.clock == 0:
+            commit_all(log)
+        segment = log.newest_segment
+        assert segment is not None
+        assert (segment.members[0].version, segment.members[0].moved) == (1, True)
+        assert log.decided == {VW[0]: DecidedMove(segment.start, 1, self.live())}
+        if not is_prepared:
+            self.prepare(log)
+            assert log.fixed == {}, "it is out of date"
+
+    @pytest.mark.parametrize("begins", [False, True])
+    def test_one_that_is_prepared_is_dropped_with_its_incarnation_unless_it_has_begun(self, *, begins: bool) -> None:
+        log = planned()
+        log.move(VW[0], self.live())
+        self.prepare(log)
+        (fixed,) = log.fixed[VW[0]]
+        while begins and log.members[VW[0]].committed <= fixed.clock:
+            commit_all(log)
+        joined = rejoined(log, 1, CUT)
+        assert (joined.version, joined.bounds) == ((1, self.TO) if begins else (0, CUT))
 
     def test_the_end_of_the_run_comes_first(self) -> None:
         log = planned()

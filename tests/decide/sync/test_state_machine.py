@@ -254,7 +254,7 @@ class Machine(WellBehaved):
             assert self.oracle.minibatches == sc.total_minibatches
 
 
-_SETTINGS = settings(
+SETTINGS = settings(
     max_examples=300,
     stateful_step_count=40,
     database=None,
@@ -280,7 +280,7 @@ def _no_numbers_of_other_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.mark.usefixtures("_no_numbers_of_other_modules")
 @pytest.mark.parametrize("num_runs", [40, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_any_run(num_runs: int) -> None:
-    run_state_machine_as_test(Machine, settings=settings(_SETTINGS, max_examples=num_runs))
+    run_state_machine_as_test(Machine, settings=settings(SETTINGS, max_examples=num_runs))
 
 
 def test_a_report_of_an_empty_wave_comes_when_the_barrier_that_dropped_it_is_passed() -> None:

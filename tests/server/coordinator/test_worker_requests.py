@@ -123,7 +123,7 @@ class TestMove:
         assert move(cluster, 1, 3, 1) == ("ready", (2, 2)), "the same request, repeated"
         cluster.executor.run_all()
         assert move(cluster, 1, 3, 1) == ("ready", (2, 2))
-        asked = PlanMove(Incarnation(0), (0, 3, 4), "operator", "an operator asked for it")
+        asked = PlanMove(Incarnation(0), (0, 3, 4), "operator", "an operator asked for it", live=True)
         assert cluster.shards.asked("move") == [("shards.host:7000", (JOB_ID, 1, 1, asked))]
         self.moved(cluster, 0, 3, 4)
         (told,) = events(cluster, WorkerReplanned)

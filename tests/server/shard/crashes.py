@@ -170,7 +170,7 @@ class Cluster:
     def hold(self, vw: int, switch: int) -> None:
         """Choose a clock, as often as it can be had, and pull it."""
         try:
-            clock, _ = self.clock.hold(requester(vw), switch)
+            clock, *_ = self.clock.hold(requester(vw), switch)
             self.switches[vw] = switch
             weights = [float(self.pull(clock, index, requester(vw))[0][0]) for index in range(len(self.processes))]
             self.held.append(f"{vw} at {switch}: {clock}, {weights}")

@@ -226,7 +226,7 @@ class TestCalls:
         begun.run_wave(0)
         with pytest.raises(ClockNotPublished, match="minibatch 3 needs clock 2"):
             begun.clock.invoke(HOLD_CLOCK, HoldClockRequest(requester(), 3))
-        assert begun.clock.invoke(HOLD_CLOCK, HoldClockRequest(requester(), 2)) == HeldClock(Clock(1), Clock(500))
+        assert begun.clock.invoke(HOLD_CLOCK, HoldClockRequest(requester(), 2)) == HeldClock(Clock(1), Clock(500), 0)
 
     def test_the_log_from_any_position(self, begun: Job) -> None:
         begun.run_wave(0)

@@ -20,7 +20,7 @@ from hetpipe.wire.calls import MOVE_WORKER, MoveWorkerRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Move layers between the stages of a virtual worker. At the next barrier, without new processes."""
+    """Move layers between the stages of a virtual worker. While it computes, or else at the next barrier."""
 
     vw: Annotated[int, typer.Argument(metavar="VW", min=0, help="The virtual worker, counted from 0.")]
     layers: Annotated[
@@ -42,7 +42,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         moving = there.client.invoke(MOVE_WORKER, request)
     before = ", ".join(map(str, moving.layers))
     after = ", ".join(map(str, wanted))
-    text = f"layers {before} become {after} at the next barrier"
+    text = f"layers {before} become {after}, at the next barrier at the latest"
     if moving.layers == wanted:
         text = f"its stages have {before} layers already"
     value = {"workers": [worker_json(moving.worker)], "before": list(moving.layers), "after": list(wanted)}
