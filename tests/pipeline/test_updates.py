@@ -106,6 +106,7 @@ class Stage:
             plan_version=7,
             shift=0,
             frozen=2,
+            left_out=(),
             is_frozen=False,
             tells_norms=False,
             history=SimpleNamespace(
@@ -166,7 +167,7 @@ def test_every_minibatch_makes_an_update() -> None:
 
     assert stage.steps == [(p, {"second": None, "first": [1.0 * p, 0.0]}) for p in (1, 2, 3)]
     assert stage.written == [
-        {"vw": 1, "incarnation": 2, "stage": 0, "p": p, "version": 7, "frozen": 2} for p in (1, 2, 3)
+        {"vw": 1, "incarnation": 2, "stage": 0, "p": p, "version": 7, "frozen": 2, "inactive": ()} for p in (1, 2, 3)
     ]
     assert stage.made == [1, 2, 3]
     assert stage.computed == [(Activity.STEP, p, 5.0) for p in (1, 2, 3)]
@@ -425,7 +426,7 @@ class TestLossScale:
         stage.updates.add_squares(Frame(FrameKind.SQUARES, 1, 0, 0, (squares,)))
         assert not stage.steps and not stage.written
         assert stage.skipped == [
-            {"vw": 1, "incarnation": 2, "stage": 0, "p": 1, "scale": 2**16, "version": 7, "frozen": 2}
+            {"vw": 1, "incarnation": 2, "stage": 0, "p": 1, "scale": 2**16, "version": 7, "frozen": 2, "inactive": ()}
         ]
         assert stage.updates.through == 1 and stage.made == [1]
         assert stage.downstream is not None

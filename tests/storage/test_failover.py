@@ -56,7 +56,7 @@ class Pair:
         self.detach()
         self._primary = 1 - self._primary
         self._follow()
-        self.replica.redis.replicaof("127.0.0.1", str(self._ports[self._primary]))
+        self.attach()
 
     def stop(self) -> None:
         for server in self._servers:

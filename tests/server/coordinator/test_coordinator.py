@@ -191,6 +191,7 @@ class TestJobs:
                 "frozen": 0,
                 "waves": {},
                 "lineup": 0,
+                "inactive": [],
             },
             "layers": [layer.name for layer in model().layers],
         }
@@ -344,6 +345,7 @@ class TestRestore:
             "frozen": 0,
             "waves": {},
             "lineup": 0,
+            "inactive": [],
         }
 
     def test_a_checkpoint_that_is_none_fails_the_job(self, cluster: Cluster) -> None:

@@ -194,6 +194,7 @@ class TestRewinds:
             "frozen": 0,
             "waves": {},
             "lineup": 0,
+            "inactive": [],
         }
         assert json.loads((folder / "plan.json").read_text())["term"] == 2
 
