@@ -8,6 +8,7 @@ lost before the run starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hetpipe.checkpoint.stage_part import RestoreTargets, take_over
 from hetpipe.decide.sync.log_view import LogView
 from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.errors import CheckpointNotWritten, ProtocolViolation
+from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import forget_weights
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled
@@ -26,8 +28,14 @@ from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex, virtual_wo
 #: Poll interval at the clock shard: the delay before a stage learns that its incarnation ended or its help is needed.
 CALL_SECONDS = 0.5
 
-#: Poll interval while waiting for the last checkpoint.
+#: Poll interval while waiting for the last checkpoint, or for the state to take over.
 _PAUSE_SECONDS = 0.05
+
+#: Seconds without a byte written, after which whoever was to leave its state behind counts as dead; at most half of
+#: `stall_seconds`.
+_SILENT_SECONDS = 60.0
+
+_log = get_logger(__name__)
 
 
 class Entry:
@@ -60,6 +68,9 @@ class Entry:
     def take_over(self, segment: SegmentRecord) -> None:
         """Load the state of the virtual worker that this one follows where it joins (plan-versions.md §7).
 
+        If that one dies before it has left its state behind, nobody is told: its silence shows it, and the state begins
+        anew, as that of any newcomer. Without shards the weights are among it, which cannot begin anew.
+
         Raises:
             DeadlineExceeded: its parts of the barrier's checkpoint were not written in time.
             CheckpointError: they are corrupted.
@@ -75,8 +86,21 @@ class Entry:
             return [folder / stage_file(vw, StageIndex(stage)) for stage in range(known[vw])]
 
         optimizer, shared = files(source), [] if parts.has_shards else files(min(known))
+        silent_seconds = min(_SILENT_SECONDS, parts.stall_seconds / 2)
+        seen, seen_at = _sizes(folder), parts.clock.monotonic()
         with self._inbox.condition:
             while missing := [path.name for path in (*optimizer, *shared) if not path.exists()]:
+                now, sizes = parts.clock.monotonic(), _sizes(folder)
+                if sizes != seen:
+                    seen, seen_at = sizes, now
+                if not shared and now - seen_at > silent_seconds:
+                    sentence = (
+                        f"{parts.identity} begins with a new state: {missing[0]}, whose state it was to take over at "
+                        f"clock {segment.start}, has not been written, and nothing else for {silent_seconds:.0f} s"
+                    )
+                    _log.warning("state_not_taken_over", sentence=sentence)
+                    self._waiter.proceed()
+                    return
                 reason = f"{missing[0]} of the checkpoint at clock {segment.start}, whose state it takes over"
                 self._waiter.sleep(reason, for_clock=True, at_most_seconds=_PAUSE_SECONDS)
         self._waiter.proceed()
@@ -176,3 +200,12 @@ def _awaited(log: LogView) -> str:
     behind = log.behind(log.barrier.clock)
     who = f"{virtual_workers_text(behind)} to commit" if behind else "the parameter servers and all of its own stages"
     return f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), to join there, that is for {who}"
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The files of a folder, which others write to, with their sizes."""
+    found: dict[str, int] = {}
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):  # renamed just now
+            found[path.name] = path.stat().st_size
+    return found
