@@ -105,6 +105,7 @@ HARMLESS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "DrainWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "AddWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
     "MoveWorker": (("job_id = ''", "the newest job"), ("vw = 0", "another one")),
+    "ListMembers": (("after = .*", "the members behind any position"),),
     "GetStatus": (("job_id = ''", "the newest job"),),
     "WatchJob": (("job_id = ''", "the newest job"), ("after = .*", "an event that is there")),
     "GetClocks": (("job_id = ''", "the newest job"),),

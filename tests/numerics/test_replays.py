@@ -201,7 +201,7 @@ def test_layers_that_move_without_a_barrier_while_others_are_drained(
 ) -> None:
     monkeypatch.setattr(tally, "REPORT_SECONDS", 0.0)
     what = Case(workers=3, stages=[[2, 2]] * 3, wave=2, epochs=8, staleness=0, **BATCH_NORM)
-    asked = Operator((1, 0, (1, 3)), (6, 1, (3, 1)), (12, 0, (2, 2)))
+    asked = Operator((1, 0, (1, 3)), (6, 2, (3, 1)), (12, 0, (2, 2)))
     run(what, tmp_path / "run", deaths=(drain(number=5),), coordinate=asked.hear)
     again = replayed(what, tmp_path / "run")
     assert again.members

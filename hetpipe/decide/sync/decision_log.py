@@ -787,7 +787,8 @@ class DecisionLog:
     def _fix(self, vw: VirtualWorkerIndex, member: Member) -> None:
         """Announce a prepared move; one that could begin at the next barrier only is left to that."""
         del self.preparing[vw]
-        clock, known = self._unplanned_clock(), self._newest_plan(vw)
+        # Under `flush` the wave after a committed one may still wait for a clock, which the history does not show.
+        clock, known = Clock(max(self._unplanned_clock(), member.committed + 1)), self._newest_plan(vw)
         if clock >= self.segment.end:
             return
         assert known is not None, "the cut of a virtual worker that moves is known"
