@@ -8,6 +8,7 @@ from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
+    HandoverRecord,
     PlanRecord,
     PrepareRecord,
     PublishRecord,
@@ -42,6 +43,8 @@ class LogView:
         #: Drained virtual workers and the barrier at which they left: it is not waited for that they read it, so they
         #: may read it late.
         self.left: dict[tuple[VirtualWorkerIndex, Incarnation], SegmentRecord] = {}
+        #: Those that have ended there, and whether all of the state that they leave behind is written.
+        self.handovers: dict[tuple[VirtualWorkerIndex, Incarnation], bool] = {}
 
     def follow(self, records: Sequence[Record]) -> None:
         """Process the next records."""
@@ -52,6 +55,8 @@ class LogView:
                 case EvictRecord(_, vw, _, _):
                     self.members.pop(vw, None)
                     self.committed.pop(vw, None)
+                case HandoverRecord(_, vw, incarnation, _, whole):
+                    self.handovers[vw, incarnation] = whole
                 case BarrierRecord():
                     self.barrier = record
                 case PublishRecord(_, clock, _):

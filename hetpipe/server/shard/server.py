@@ -338,7 +338,7 @@ class ShardServer:
 
     def _evict(self, request: EvictRequest, _: Context) -> None:
         check_life(request.vw, request.incarnation)
-        self._job(request.job_id, request.term).shard.evict(request.vw, request.incarnation)
+        self._job(request.job_id, request.term).shard.clock_shard.evict(request.vw, request.incarnation)
 
     def _drain(self, request: DrainRequest, _: Context) -> None:
         check_life(request.vw, request.incarnation)
