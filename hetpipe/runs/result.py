@@ -12,7 +12,6 @@ from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.plan import ProofReport
 from hetpipe.values.wire import plain, revive
 
-
 #: Keys of `TrainResult.eval` that are counts.
 _COUNTS = frozenset({"epoch", "clock", "samples"})
 
