@@ -197,7 +197,9 @@ class Movers(Machine):
             # It completes a segment before it begins the next one: it waits until everything that the first stage has
             # started has come through the stages before, as the barrier's frame comes behind that.
             self._compute(worker, number, [p for p in sent if p not in own.computed])
-            begun = {p for p in worker.versions if p <= record.start * n} if isinstance(record, SegmentRecord) else set()
+            begun = (
+                {p for p in worker.versions if p <= record.start * n} if isinstance(record, SegmentRecord) else set()
+            )
             if not begun <= own.computed:
                 return
             own.read(record, life, n)
