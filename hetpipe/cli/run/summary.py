@@ -78,9 +78,8 @@ def _quality(result: TrainResult) -> list[str]:
         f"loss {name}: {measure(one.first)} in the first wave, {measure(one.last)} in the last"
         for name, one in result.losses.items()
     ]
-    values = {name: value for name, value in result.eval.items() if name not in {"epoch", "clock", "samples"}}
-    if values:
-        shown = ", ".join(f"{name} {measure(value)}" for name, value in values.items())
+    if result.measures:
+        shown = ", ".join(f"{name} {measure(value)}" for name, value in result.measures.items())
         lines.append(f"evaluation: {shown} ({count(int(result.eval['samples'] or 0), 'sample')})")
     return lines
 
