@@ -196,11 +196,14 @@ class _Search:
         place = self._places[stage]
         plan = self._chosen(place, first, last, enough_ticks, is_long=is_long)
         before = self._tried.get(key)
-        if before is not None and before.plan is not None and before.ticks <= (plan or before.plan).cost.ticks:
-            plan = before.plan  # little effort was left
         least = float("inf") if plan is None else float(plan.cost.ticks - plan.gap_ticks)
-        is_exact = plan is None or plan.gap_ticks == 0
-        self._tried[key] = _Tried(plan, least if least > enough_ticks else 0.0, is_long or is_exact)
+        least = least if least > enough_ticks else 0.0
+        is_long |= plan is None or plan.gap_ticks == 0
+        if before is not None:
+            least = max(least, before.least_ticks)
+            if plan is None or before.ticks <= plan.cost.ticks:
+                plan = before.plan  # little effort was left
+        self._tried[key] = _Tried(plan, least, is_long)
 
     def _chosen(
         self, place: StagePlace, first: int, last: int, enough_ticks: int, *, is_long: bool

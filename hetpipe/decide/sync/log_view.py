@@ -19,6 +19,38 @@ from hetpipe.decide.sync.segment import ends_run
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
 
 
+def without_implied(records: Sequence[Record]) -> tuple[Record, ...]:
+    """The records that a stage needs: without commits that a later publication among them implies.
+
+    Every member has committed the waves of a published clock. Shards need all records.
+    """
+    published, needed = -1, []
+    for record in reversed(records):
+        if isinstance(record, PublishRecord):
+            published = max(published, record.clock)
+        elif isinstance(record, CommitRecord) and record.wave < published:
+            continue
+        needed.append(record)
+    return tuple(reversed(needed))
+
+
+def is_counted(
+    records: Sequence[Record], vw: VirtualWorkerIndex, incarnation: Incarnation, *, before: bool | None
+) -> bool | None:
+    """Whether an incarnation is a member of the newest segment; None if no segment is known.
+
+    Args:
+        records: the next records.
+        vw: virtual worker.
+        incarnation: its incarnation.
+        before: the answer before these records.
+    """
+    for record in records:
+        if isinstance(record, SegmentRecord):
+            before = any((member.vw, member.incarnation) == (vw, incarnation) for member in record.members)
+    return before
+
+
 class LogView:
     """State derived from a prefix of the log. Not thread-safe; process the records in order, each once.
 
@@ -61,6 +93,7 @@ class LogView:
                     self.barrier = record
                 case PublishRecord(_, clock, _):
                     self.published = clock
+                    self.committed = {vw: max(committed, clock) for vw, committed in self.committed.items()}
                 case SegmentRecord():
                     self._enter(record)
                 case PrepareRecord():

@@ -48,7 +48,7 @@ from hetpipe.server.shard.decision_events import (
 )
 from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
 from hetpipe.values.decisions import BarrierDecision, DecisionMoment, FreezeDecision, MoveDecision
-from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.values.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
 from hetpipe.values.rewinds import first_folder
@@ -306,6 +306,12 @@ class ClockShard:
         """Parameter servers of the job, by index; empty without a run document."""
         with self.condition:
             return () if self._run is None else self._run.shards
+
+    @property
+    def agents(self) -> frozenset[AgentId]:
+        """The agents whose devices the job has; empty without a run document."""
+        with self.condition:
+            return frozenset() if self._run is None else frozenset(info.agent for info in self._run.agents)
 
     def attendance(self) -> Attendance:
         """Virtual workers at the newest passed barrier.
