@@ -315,11 +315,13 @@ def _used(record: Record, origin: Origin) -> Event:
 
 
 def _handover(record: Record, origin: Origin) -> Event:
-    return Handover(origin, *_counts(record, _LIFE_KEYS), whole=_flag(record, "whole"))
+    vw, incarnation, clock = _counts(record, _LIFE_KEYS)
+    return Handover(origin, vw, incarnation, clock, _flag(record, "whole"))
 
 
 def _takeover(record: Record, origin: Origin) -> Event:
-    return Takeover(origin, *_counts(record, _TAKEOVER_KEYS), whole=_flag(record, "whole"))
+    vw, incarnation, stage, clock, source = _counts(record, _TAKEOVER_KEYS)
+    return Takeover(origin, vw, incarnation, stage, clock, source, _flag(record, "whole"))
 
 
 _STAGE_KEYS = ("vw", "incarnation", "stage", "p")

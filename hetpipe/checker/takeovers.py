@@ -54,10 +54,10 @@ class TakeoverVerifier:
         """Verify that all stages of a virtual worker that compute take over, or none, and from one source."""
         for life, own in self._found.items():
             first = own[min(own)]
-            for stage, event in self._computed.get(life, {}).items():
+            for stage, computed in self._computed.get(life, {}).items():
                 if stage not in own:
                     message = f"stage {stage} of virtual worker {life[0]} computes without a takeover; {first.name}"
-                    self._findings.add(Kind.HANDOVER, message, event.origin)
+                    self._findings.add(Kind.HANDOVER, message, computed.origin)
             for event in own.values():
                 if event.source != first.source:
                     self._findings.add(Kind.HANDOVER, f"{event.name}, but {first.name}", event.origin)
