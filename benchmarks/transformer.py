@@ -41,7 +41,7 @@ _SHAPES, _CLASSES = 32, 8
 _NOISE_BEFORE, _NOISE = 1.0, 0.7
 _BATCH = 8
 _REPLICAS = 2
-_TRAIN = sized(512, 256)
+_TRAIN = sized(1024, 256)
 _TEST = 2048
 _EPOCHS = sized(10, 3)
 _PRETRAINING_STEPS, _PRETRAINING_BATCH = sized(500, 2), 128
@@ -73,8 +73,8 @@ _STEPS: Mapping[str, Mapping[str, Any]] = {
     "freeze": _NORMS,
     "freeze + recut": {**_NORMS, "recut": True},
     "freeze + recut + compress": {**_NORMS, "compress": True},
-    "freeze + cache": {**_NORMS, "cache": "auto"},
-    ALL: {**_NORMS, "compress": True, "cache": "auto"},
+    "freeze + cache": {**_NORMS, "cache": "on"},
+    ALL: {**_NORMS, "compress": True, "cache": "on"},
 }
 STEPS = sized(_STEPS, {step: _STEPS[step] for step in (WITHOUT, ALL)})
 
