@@ -13,6 +13,7 @@ from typing import Any, Literal
 from hetpipe.checker import Report
 from hetpipe.checkpoint.export import Exported
 from hetpipe.cli.run.export import export_run
+from hetpipe.cli.run.summary import summary_lines
 from hetpipe.cli.study.compare import train_all
 from hetpipe.comparison.progress import CompareLines, CompareLive
 from hetpipe.comparison.record import ComparisonFolder, TrialRecord
@@ -80,7 +81,8 @@ def train(
         resume: folder or URL of a run to continue from its newest checkpoint.
         coordinator: `HOST:PORT` of a running cluster; by default one is started on this machine for this run. If the
             cluster has TLS, the environment variable `HETPIPE_TLS` names the folder of an operator's certificates.
-        progress: the display of events.
+        progress: the display of events. After `lines` and `live` the result of the run follows, as the command prints
+            it: speed, loss, evaluation, where the run is, and the next command; `none` and functions print nothing.
         callbacks: called at waves, epochs, evaluations, checkpoints and other events.
         overrides: keys of the job, or those of `job` to change: `epochs=2, sync={"D": 4}`.
 
@@ -108,6 +110,9 @@ def train(
             view.close()
             shell.fork_server.close()
     if end.state is JobState.FINISHED and end.result is not None:
+        if progress in ("lines", "live"):
+            lines = [*end.sentences, *summary_lines(end, current=shell.current)]
+            sys.stderr.write("".join(f"{line}\n" for line in lines))
         return end.result
     if end.interrupted:
         raise KeyboardInterrupt("; ".join(end.sentences))

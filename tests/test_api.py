@@ -13,9 +13,12 @@ import torch
 import yaml
 
 import hetpipe
+from hetpipe.cli.run.summary import summary_lines
 from hetpipe.errors import CallableError, JobError, UserError
-from hetpipe.values.events import Evaluated, JobEvent, StateChanged
-from tests.cli.fakes import small_job
+from hetpipe.runs.result import TrainResult
+from hetpipe.runs.training import RunEnd, Training
+from hetpipe.values.events import Evaluated, JobEvent, JobState, StateChanged
+from tests.cli.fakes import RESULT, small_job
 from tests.models import data32, mlp32
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,6 +183,24 @@ def test_what_cannot_be_used_is_told() -> None:
         hetpipe.train(small_job(), model=lambda: None)
     with pytest.raises(JobError, match="optimizer"):
         hetpipe.train(model=mlp32)
+
+
+@pytest.mark.parametrize("progress", ["lines", "none", "function"])
+def test_what_the_command_prints_at_the_end(
+    progress: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, on standard error; nothing for a program that shows the run itself. A notebook then shows one line."""
+    result = TrainResult.from_json({**RESULT, "run_dir": str(tmp_path / "run")})
+    end = RunEnd(run_dir=tmp_path / "run", state=JobState.FINISHED, result=result, resumable=True)
+    monkeypatch.setattr(Training, "run", lambda _: end)
+    shown: Any = progress if progress != "function" else lambda _: None
+    found = hetpipe.train(small_job(), run_dir=tmp_path / "run", progress=shown)
+    printed = capsys.readouterr()
+    expected = "".join(f"{line}\n" for line in summary_lines(end, current=ROOT))
+    assert (printed.out, printed.err) == ("", expected if progress == "lines" else "")
+    assert f"export:  hetpipe export {tmp_path / 'run'} model.safetensors" in expected
+    assert repr(found) == f"TrainResult(run_dir='{tmp_path / 'run'}', loss=1.1, eval={found.measures}, …)"
+    assert found.measures == {"accuracy": 0.9, "loss": 1.06}
 
 
 SCRIPT = """

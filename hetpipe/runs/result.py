@@ -12,6 +12,9 @@ from hetpipe.values.freezing import FrozenSince
 from hetpipe.values.plan import ProofReport
 from hetpipe.values.wire import plain, revive
 
+#: Keys of `TrainResult.eval` that are counts.
+_COUNTS = frozenset({"epoch", "clock", "samples"})
+
 
 @dataclass(frozen=True, slots=True)
 class LossRange:
@@ -148,6 +151,15 @@ class TrainResult:
     """The reason for the absence of MFU; None if there is one."""
     stages: tuple[StageResult, ...] = ()
     """The stages that reported, by virtual worker and stage."""
+
+    def __repr__(self) -> str:
+        """One line, which a notebook shows below what `hetpipe.train` has printed; `to_json` has everything."""
+        return f"TrainResult(run_dir={str(self.run_dir)!r}, loss={self.loss.last}, eval={self.measures}, …)"
+
+    @property
+    def measures(self) -> dict[str, int | float | None]:
+        """Loss and metrics of the last evaluation: `eval` without its counts."""
+        return {name: value for name, value in self.eval.items() if name not in _COUNTS}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainResult:

@@ -194,9 +194,13 @@ class Movers(Machine):
         own, n = stages[number - 1], self.scenario.n
         sent = sorted({*worker.versions} if number == 1 else stages[number - 2].computed)
         for record in self.told[own.known : own.known + count]:
-            # It completes a segment before it begins the next one.
+            # It completes a segment before it begins the next one: it waits until everything that the first stage has
+            # started has come through the stages before, as the barrier's frame comes behind that.
             self._compute(worker, number, [p for p in sent if p not in own.computed])
-            if isinstance(record, SegmentRecord) and any(p <= record.start * n and p not in own.computed for p in sent):
+            begun = (
+                {p for p in worker.versions if p <= record.start * n} if isinstance(record, SegmentRecord) else set()
+            )
+            if not begun <= own.computed:
                 return
             own.read(record, life, n)
         self._compute(worker, number, [p for p in sent if p not in own.computed])
@@ -242,3 +246,25 @@ def test_each_layer_of_each_minibatch_is_computed_by_one_stage() -> None:
 
     run_state_machine_as_test(Counted, settings=settings(SETTINGS, max_examples=num_runs))
     assert sum(begun) >= num_runs // 5, "layers hardly ever move"
+
+
+def test_a_stage_waits_for_minibatches_that_those_before_it_have_not_computed_yet() -> None:
+    """Found by chance: the third stage reads of the next segment before the second has computed all of this one."""
+    scenario = Scenario(
+        num_stages=(3, 2),
+        num_shards=1,
+        n=1,
+        d=1,
+        weights="wave",
+        deterministic=False,
+        num_samples=60,
+        batch_size=1,
+        epochs=None,
+        total_minibatches=60,
+        every=None,
+        has_cuts=True,
+    )
+    machine = Movers()
+    machine.begin(scenario=scenario, prompt=True, schedule=2, head_start=0, mishaps=0.0)
+    machine.clock_restarts()
+    machine.teardown()
