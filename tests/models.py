@@ -27,6 +27,11 @@ def mlp64() -> nn.Module:
     return _chain(torch.float64)
 
 
+def rows32() -> nn.Module:
+    """Layers that compute a sample alike wherever it stands; a matrix product does not on each machine."""
+    return nn.Sequential(nn.LayerNorm(5), nn.Hardtanh(), nn.LayerNorm(5), nn.Hardtanh(), nn.Linear(5, 3))
+
+
 def mlp32_with_constants() -> nn.Module:
     """Two of the weights are not trained."""
     model = mlp32()
@@ -62,14 +67,14 @@ class Rotated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(4))
+        self.blocks = nn.ModuleList(nn.LayerNorm(5) for _ in range(4))
         self.head = nn.Linear(5, 3)
         self.register_buffer("frequencies", torch.arange(5.0))
 
     def forward(self, x: Tensor) -> Tensor:
         angles = torch.cos(self.get_buffer("frequencies")).view(1, 5)
         for block in self.blocks:
-            x = torch.tanh(block(x)) * angles
+            x = nn.functional.hardtanh(block(x)) * angles
         return cast(Tensor, self.head(x))
 
 
@@ -82,7 +87,7 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)) for _ in range(3))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(5), nn.Hardtanh(), nn.LayerNorm(5)) for _ in range(3))
         self.head = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -604,19 +609,27 @@ class TiedScores(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.first, self.second = nn.Embedding(8, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.embedding, self.second = nn.Embedding(8, 6), nn.Linear(6, 6)
+        self.first: nn.Module = nn.Linear(6, 6)
         self.drop, self.last = nn.Dropout(0.2), nn.Dropout(0.2)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Of three classes."""
-        value = self.drop(torch.tanh(self.first(self.embedding(ids).mean(dim=1))))
-        value = self.last(torch.tanh(self.second(value)))
+        value = self.drop(nn.functional.hardtanh(self.first(self.embedding(ids).mean(dim=1))))
+        value = self.last(nn.functional.hardtanh(self.second(value)))
         scores: Tensor = value @ self.embedding.weight[:3].t()
         return scores
 
 
 def tied_scores() -> nn.Module:
     return TiedScores()
+
+
+def tied_rows() -> nn.Module:
+    """The same, whose first layers compute a sample alike wherever it stands."""
+    model = TiedScores()
+    model.first = nn.LayerNorm(6)
+    return model
 
 
 class TiedInBetween(nn.Module):
