@@ -35,7 +35,7 @@ def add(vw: int, clock: int, stages: tuple[int, ...] | None = None, devices: tup
 
 
 BEGIN = (*join(0, 0), *join(1, 0))
-LEAVES = [drop(1, 3), add(1, 6)]
+LEAVES: list[ScriptLine] = [drop(1, 3), add(1, 6)]
 
 
 @pytest.mark.parametrize(
