@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from hetpipe.checker.events import Activate, Barrier, Commit, Evict, Freeze, Norms, Origin, Plan, Publish
+from hetpipe.checker.events import Activate, Barrier, Commit, Evict, Freeze, Handover, Norms, Origin, Plan, Publish
 from hetpipe.checker.rules import RunRule, StagePosition
 
 
@@ -25,6 +25,8 @@ class Life:
     """Position of the eviction in the decision log; None while it is a member."""
     left: int | None = None
     """The clock of the barrier at which it left, having been drained; None: it did not."""
+    handover: Handover | None = None
+    """Whether it has left its state behind there; None: not known."""
     plans: list[Plan] = field(default_factory=list)
     """Its plan versions, in order."""
 

@@ -38,6 +38,9 @@ SAME = 5e-4
 #: Maximum number of names listed; the rest is counted.
 _MOST_NAMES = 8
 
+#: Maximum number of virtual workers in one sentence.
+_MOST_WORKERS = 2
+
 
 @dataclass(frozen=True)
 class PlanFacts:
@@ -167,6 +170,20 @@ def view_of(facts: PlanFacts) -> PlanView:
         estimated=tuple(kind for kind in facts.costs.profile.estimated if kind in used),
         remarks=tuple(_remarks(plan)),
     )
+
+
+def plan_line(plan: PlanDocument) -> str:
+    """The plan in one sentence: which layers are where; of virtual workers beyond the second only their number."""
+    parts = []
+    for index, worker in enumerate(plan.virtual_workers[:_MOST_WORKERS]):
+        stages = (
+            f"{_ranges(range(*stage.layers))} on {stage.device} ({stage.type})" for stage in worker.stages[:_MOST_NAMES]
+        )
+        more = len(worker.stages) - _MOST_NAMES
+        rest = f" and {count(more, 'more stage')}" if more > 0 else ""
+        parts.append(f"virtual worker {index} has layers {', '.join(stages)}{rest}")
+    left = len(plan.virtual_workers) - len(parts)
+    return "the plan: " + "; ".join(parts) + (f"; and {count(left, 'more virtual worker')}" if left else "")
 
 
 def best_single(alternatives: Sequence[Alternative]) -> Alternative | None:

@@ -25,6 +25,7 @@ from hetpipe.decide.lifecycle.known_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
 from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UserError
 from hetpipe.job.file import Job
+from hetpipe.report.plan_view import plan_line
 from hetpipe.report.text import count, shown_path
 from hetpipe.report.view import View
 from hetpipe.runs.follow import Detached, Ending, Follower, Inbox, Interrupted, OwnServices, Remark, RunningJob
@@ -96,6 +97,8 @@ class RunEnd:
     """There is a complete checkpoint."""
     forecast: PlanDocument | None = None
     """The planner's forecast, if it planned the run."""
+    emulated: bool = False
+    """The devices of `cluster.file` are emulated: the forecast is of those, not of this machine's."""
     detached: bool = False
     """The run continues without this follower."""
     job_id: str = ""
@@ -156,6 +159,8 @@ class Training:
         #: The submission; None on this machine.
         self._submission = folder.read_submission() if request.detaches else None
         self._record = record_of(request, folder, shell)
+        #: Training has begun, and the plan was shown.
+        self._has_begun = False
 
     def run(self) -> RunEnd:
         """Execute the run and record its ending.
@@ -170,6 +175,7 @@ class Training:
         else:
             self._begin()
         self._folder.write_record(self._record)
+        self._view.say(f"the run's folder is {shown_path(self._folder.path, self._shell.current)}")
         for remark in self._request.remarks:
             self._view.say(remark)
         for remark in filter(None, (planning_remark(self._request.job), metrics_remark(self._request.job))):
@@ -340,11 +346,18 @@ class Training:
                 clock=clock,
                 stop_now_seconds=stop_now_seconds,
                 services=services,
-                on_training=self._folder.point_latest,
+                on_training=self._on_training,
             ).run()
         finally:
             self._view.close()
             client.close()
+
+    def _on_training(self) -> None:
+        self._folder.point_latest()
+        if not self._has_begun:
+            self._has_begun = True
+            if (forecast := self._folder.read_forecast()) is not None:
+                self._view.say(plan_line(forecast))
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Handle a signal; in the main thread, between any two of its steps."""
@@ -378,6 +391,7 @@ class Training:
             job_id=self._record.job_id,
             resumable=resumable,
             forecast=self._folder.read_forecast(),
+            emulated=self._request.job.cluster.emulate,
             conditions=ending.conditions,
             checkpoints=self._folder.checkpoints_url,
         )
@@ -443,6 +457,7 @@ def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
         sentences=result.errors or stopped,
         resumable=has_checkpoint_at(folder.place),
         forecast=folder.read_forecast(),
+        emulated=folder.read_job().cluster.emulate,
         checkpoints=folder.checkpoints_url,
     )
 

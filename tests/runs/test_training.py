@@ -29,8 +29,10 @@ from hetpipe.runs.training import (
 )
 from hetpipe.server.agent.devices import DeviceOffer
 from hetpipe.values.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
+from hetpipe.values.plan_document import Predicted
 from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import FINISHES, RESULT, FakeCoordinator, RecordingView, shell_with, small_job
+from tests.deploy.deployments import plan, stage
 from tests.job.test_job_cluster import CLUSTER, PROFILE
 from tests.support.fake_clock import FakeClock
 
@@ -286,6 +288,50 @@ def test_the_summary_tells_of_the_history(violations: int, words: str, tmp_path:
     assert words in summary_lines(replace(end, result=result), current=tmp_path)[2]
 
 
+def test_a_run_says_where_it_is_and_how_it_was_planned_once(folder: RunFolder) -> None:
+    """Also when it begins to train again."""
+    others = [(stage(f"n1/{index}", "T4", 0, 5),) for index in range(3)]
+    forecast = plan((stage("n0/0", "T4", 0, 4), stage("n0/1", "P4", 4, 5)), *others)
+    (folder.path / "forecast.json").write_text(forecast.model_dump_json())
+    running = StateChanged(JobState.RUNNING)
+    _, view = run(folder, FakeCoordinator([running, StateChanged(JobState.STARTING), *FINISHES]))
+    assert [one for one in view.remarks if one.startswith(("the run's folder", "the plan"))] == [
+        f"the run's folder is runs/{folder.path.name}",
+        (
+            "the plan: virtual worker 0 has layers 0–3 on n0/0 (T4), 4 on n0/1 (P4); "
+            "virtual worker 1 has layers 0–4 on n1/0 (T4); and 2 more virtual workers"
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "emulated", "words"),
+    [
+        (
+            200.0,
+            False,
+            "measured 184 over the whole run, which also steps the optimizer, reads data and evaluates (-8%)",
+        ),
+        (1240.0, False, "(-85%)"),
+        (200.0, True, "(-8%)"),
+        (1240.0, True, "computes slower than the devices that it emulates, so this says nothing of them"),
+    ],
+)
+def test_the_summary_compares_with_the_plan(
+    predicted: float,
+    emulated: bool,  # noqa: FBT001 - of the cases
+    words: str,
+    tmp_path: Path,
+) -> None:
+    forecast = plan(
+        (stage("n0/0", "T4", 0, 4),),
+        predicted=Predicted(samples_per_second=predicted, cross_node_bytes_per_minibatch=0.0),
+    )
+    end = RunEnd(run_dir=tmp_path, state=JobState.FINISHED, result=small_result(0), forecast=forecast)
+    (line,) = [one for one in summary_lines(replace(end, emulated=emulated), current=tmp_path) if "predicted" in one]
+    assert line.endswith(words)
+
+
 def test_the_summary_tells_of_skipped_updates(tmp_path: Path) -> None:
     end = RunEnd(run_dir=tmp_path / "runs" / "a", state=JobState.FINISHED)
     result = replace(small_result(0), skipped_updates={0: 3, 1: 0, 2: 1})
@@ -376,4 +422,4 @@ def test_the_remark_is_shown_first(folder: RunFolder, tmp_path: Path) -> None:
     request = RunRequest(job=auto_job(), import_path=tmp_path, coordinator="127.0.0.1:7300")
     with Interrupts([]) as interrupts:
         Training(request, folder, shell_with(FakeCoordinator(), tmp_path), view=view, interrupts=interrupts).run()
-    assert view.remarks == [planning_remark(auto_job())]
+    assert view.remarks == [f"the run's folder is runs/{folder.path.name}", planning_remark(auto_job())]

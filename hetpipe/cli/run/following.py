@@ -24,7 +24,6 @@ def follow(request: RunRequest, folder: RunFolder, output: Output, shell: Shell)
     view = view_for(output, request.job.name, shell)
     with Interrupts() as interrupts:
         try:
-            view.say(f"the run's folder is {shown_path(folder.path, shell.current)}")
             end = Training(request, folder, shell, view=view, interrupts=interrupts).run()
             _log.info("run_ended", state=end.state, error=end.error, sentences=end.sentences)
         finally:

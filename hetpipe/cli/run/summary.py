@@ -14,6 +14,9 @@ from hetpipe.values.events import JobState
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.quantities import bytes_text
 
+#: Share of the predicted speed below which emulated devices are faster than this machine computes.
+_LEAST_EMULATED = 0.5
+
 
 def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     """The result of a run, the location of its files, and the next commands; paths relative to `current`."""
@@ -25,7 +28,7 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     lines += _cached(end.result.cache)
     lines.append(_promises(end.result.staleness, where))
     if end.forecast is not None:
-        lines.append(_compared(end.forecast, end.result.samples_per_second))
+        lines.append(_compared(end.forecast, end.result.samples_per_second, emulated=end.emulated))
     kept = "logs, history" if end.checkpoints else "logs, history, checkpoints"
     lines.append(f"results: {where} (result.json; trace.json opens in Perfetto; {kept})")
     if end.checkpoints:
@@ -35,7 +38,7 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
     return [*lines, *safety_lines(end.conditions)]
 
 
-def _compared(forecast: PlanDocument, measured: float) -> str:
+def _compared(forecast: PlanDocument, measured: float, *, emulated: bool) -> str:
     """Predicted and measured samples/s, from the first minibatch to the end of the last, including fills and drains.
 
     Plans of earlier versions predict the steady state only.
@@ -45,6 +48,10 @@ def _compared(forecast: PlanDocument, measured: float) -> str:
     if forecast.run is not None:
         predicted = forecast.run.samples_per_second
         of_what = f"for a run of this length ({rate(steady)} with full pipelines)"
+    said = f"speed:   predicted {rate(predicted)} samples/s {of_what}, measured {rate(measured)} over the whole run"
+    if emulated and measured < predicted * _LEAST_EMULATED:
+        return f"{said}; this machine computes slower than the devices that it emulates, so this says nothing of them"
+    return f"{said}, which also steps the optimizer, reads data and evaluates ({measured / predicted - 1:+.0%})"
     return (
         f"speed:   predicted {rate(predicted)} samples/s {of_what}, measured {rate(measured)} over the whole run, "
         f"which also steps the optimizer, reads data and evaluates ({measured / predicted - 1:+.0%})"
