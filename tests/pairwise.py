@@ -31,8 +31,8 @@ def all_pairs(
 
     A point is the arguments of a test. `by` makes of them the values that are to meet, where these are not the
     arguments themselves; values are told apart by their `repr`. `name` makes the test's id. Of the points marked
-    `exhaustive`, those whose position is no multiple of `every` are dropped: for products too long even for that. Of those
-    in which every two values meet, `make test` takes each `step`-th: for products whose code other products try as well.
+    `exhaustive`, those whose position is no multiple of `every` are dropped: for products too long even for that. Of
+    those in which every two values meet, `make test` takes each `step`-th: for products whose code others try as well.
     """
     listed = list(points)
     left = set(sorted(covering([point if by is None else by(*point) for point in listed]))[::step])
