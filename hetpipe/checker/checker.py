@@ -12,7 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetpipe.checker.crossings import CrossingVerifier
-from hetpipe.checker.events import Apply, Crossed, Damage, Event, Forward, Memory, Pass, Pull, Staged, Step, Used, Wave
+from hetpipe.checker.events import (
+    Apply,
+    Crossed,
+    Damage,
+    Event,
+    Forward,
+    Memory,
+    Pass,
+    Pull,
+    Staged,
+    Step,
+    Takeover,
+    Used,
+    Wave,
+)
 from hetpipe.checker.facts import Facts, Layout, read_facts
 from hetpipe.checker.lanes import LaneVerifier
 from hetpipe.checker.memory import MemoryVerifier
@@ -23,6 +37,7 @@ from hetpipe.checker.report import Counts, Findings, Kind, Report
 from hetpipe.checker.rules import HistoryRule
 from hetpipe.checker.samples import SampleVerifier
 from hetpipe.checker.shards import ShardVerifier
+from hetpipe.checker.takeovers import TakeoverVerifier
 from hetpipe.checker.terms import TermVerifier
 from hetpipe.checker.timeline import Timeline
 from hetpipe.checker.versions import VersionVerifier
@@ -103,6 +118,7 @@ class _Verifiers:
         self._replicas = ReplicaVerifier(timeline, findings)
         self._crossings = CrossingVerifier(timeline, findings)
         self._memory = MemoryVerifier(facts, timeline, findings)
+        self._takeovers = TakeoverVerifier(timeline, findings)
         self._shards = ShardVerifier(facts, timeline, findings)
         self._samples = SampleVerifier(facts, timeline, findings)
         #: (vw, incarnation, stage, shard) → whether such an actor exists.
@@ -116,15 +132,20 @@ class _Verifiers:
                 self._replicas.see(event)
                 if isinstance(event, Pass):
                     self._versions.see(event)
+                    self._takeovers.see_pass(event)
                 if isinstance(event, Forward):
                     self._memory.see(event)
         elif isinstance(event, Wave):
             if self._is_summary and self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._waves.see(event)
                 self._memory.see(event)
+                self._takeovers.see_pass(event)
         elif isinstance(event, Memory):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._memory.see(event)
+        elif isinstance(event, Takeover):
+            if self._is_known(event, event.vw, event.incarnation, event.stage):
+                self._takeovers.see(event)
         elif isinstance(event, Crossed):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._crossings.see(event)
@@ -150,6 +171,7 @@ class _Verifiers:
             self._replicas.finish()
             self._crossings.finish()
         self._memory.finish()
+        self._takeovers.finish()
         self._shards.finish()
         self._samples.finish()
 

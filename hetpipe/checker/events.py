@@ -294,6 +294,34 @@ class Leave(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Handover(Event):
+    """All of the state with which a virtual worker left at the barrier at `clock` is written, or never will be."""
+
+    vw: int
+    incarnation: int
+    clock: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover(Event):
+    """A stage that joins at the barrier at `clock` has the state of `source`, which left there, or else a new one."""
+
+    vw: int
+    incarnation: int
+    stage: int
+    clock: int
+    source: int
+    whole: bool
+
+    @property
+    def name(self) -> str:
+        """`stage 0 of virtual worker 2 begins with the state of virtual worker 1 at clock 4`."""
+        what = f"the state of virtual worker {self.source}" if self.whole else "a new state"
+        return f"stage {self.stage} of virtual worker {self.vw} begins with {what} at clock {self.clock}"
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier(Event):
     """A barrier was set at `clock`; `words` are its reasons."""
 
@@ -324,5 +352,5 @@ class Damage:
     """(vw, incarnation) of the process that wrote the file, if earlier lines have it."""
 
 
-Decision = Commit | Publish | Evict | Join | Leave | Plan | Waves | Norms | Freeze | Activate | Barrier
+Decision = Commit | Publish | Evict | Join | Leave | Handover | Plan | Waves | Norms | Freeze | Activate | Barrier
 """The decisions of the clock shard; the order of these lines is the decision log."""

@@ -28,6 +28,7 @@ from hetpipe.checker.events import (
     Evict,
     Forward,
     Freeze,
+    Handover,
     Join,
     Leave,
     Memory,
@@ -40,6 +41,7 @@ from hetpipe.checker.events import (
     Staged,
     StageEvent,
     Step,
+    Takeover,
     Used,
     Wave,
     Waves,
@@ -176,6 +178,13 @@ def _count(record: Record, key: str) -> int:
     return value
 
 
+def _flag(record: Record, key: str) -> bool:
+    value = _count(record, key)
+    if value > 1:
+        raise _MalformedError(f"{key} must be 0 or 1, not {value}")
+    return value == 1
+
+
 def _counts(record: Record, keys: Sequence[str]) -> list[int]:
     return [_count(record, key) for key in keys]
 
@@ -305,11 +314,22 @@ def _used(record: Record, origin: Origin) -> Event:
     return Used(origin, vw, wave, epoch, tuple(indices))
 
 
+def _handover(record: Record, origin: Origin) -> Event:
+    vw, incarnation, clock = _counts(record, _LIFE_KEYS)
+    return Handover(origin, vw, incarnation, clock, _flag(record, "whole"))
+
+
+def _takeover(record: Record, origin: Origin) -> Event:
+    vw, incarnation, stage, clock, source = _counts(record, _TAKEOVER_KEYS)
+    return Takeover(origin, vw, incarnation, stage, clock, source, _flag(record, "whole"))
+
+
 _STAGE_KEYS = ("vw", "incarnation", "stage", "p")
 _LIFE_KEYS = ("vw", "incarnation", "clock")
 _PLAN_KEYS = (*_LIFE_KEYS, "version")
 _STAGED_KEYS = ("vw", "incarnation", "stage", "wave", "shard")
 _USED_KEYS = ("vw", "wave", "epoch")
+_TAKEOVER_KEYS = ("vw", "incarnation", "stage", "clock", "source")
 
 _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "forward": _versioned(Forward, "vw", "incarnation", "stage", "p", "clock", "local_through"),
@@ -331,6 +351,8 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "freeze": _plain(Freeze, "clock", "frozen", "layers"),
     "activate": _activate,
     "leave": _plain(Leave, *_LIFE_KEYS),
+    "handover": _handover,
+    "takeover": _takeover,
     "barrier": _barrier,
     "used": _used,
     "wave": _versioned(Wave, "vw", "incarnation", "stage", "wave", "first", "last", "first_clock", "last_clock"),

@@ -17,6 +17,7 @@ from hetpipe.checker.events import (
     Event,
     Evict,
     Freeze,
+    Handover,
     Join,
     Leave,
     Norms,
@@ -116,6 +117,8 @@ class Replay:
             self._see_evict(decision)
         elif isinstance(decision, Leave):
             self._see_leave(decision)
+        elif isinstance(decision, Handover):
+            self._see_handover(decision)
         elif isinstance(decision, Plan):
             self._see_plan(decision)
         elif isinstance(decision, Waves):
@@ -297,6 +300,18 @@ class Replay:
             self._findings.add(Kind.MEMBERSHIP, message, leave.origin)
         del line.members[vw]
         life.left = leave.clock
+
+    def _see_handover(self, handover: Handover) -> None:
+        """Verify a handover: once, by one that has left at that barrier."""
+        vw, clock = handover.vw, handover.clock
+        life = self.timeline.lives.get((vw, handover.incarnation))
+        name = f"virtual worker {vw}, incarnation {handover.incarnation}, hands over its state at clock {clock}"
+        if life is None or life.left != clock:
+            self._findings.add(Kind.HANDOVER, f"{name}, where it does not leave", handover.origin)
+        elif life.handover is not None:
+            self._findings.add(Kind.HANDOVER, f"{name} a second time", handover.origin)
+        else:
+            life.handover = handover
 
     def _see_plan(self, plan: Plan) -> None:
         """Verify a plan version: newer than the last, of a member, at a barrier, with each layer in one stage."""

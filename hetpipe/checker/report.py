@@ -79,6 +79,7 @@ class Kind(StrEnum):
     OLD_INCARNATION = "old_incarnation"  #: an evicted life takes no part
     OLD_TERM = "old_term"  #: terms only grow
     MEMBERSHIP = "membership"  #: evictions, joins and participants fit the plan
+    HANDOVER = "handover"  #: who takes over begins with the state that the one before it has left, or all anew
     BARRIER = "barrier"  #: a barrier lies ahead of everything committed and published
     WRONG_TOTAL = "wrong_total"  #: a run that ended did all the work it was given
     PAST_END = "past_end"  #: nothing starts behind the last barrier

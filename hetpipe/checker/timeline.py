@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from hetpipe.checker.events import Activate, Barrier, Commit, Evict, Freeze, Norms, Origin, Plan, Publish
+from hetpipe.checker.events import Activate, Barrier, Commit, Evict, Freeze, Handover, Norms, Origin, Plan, Publish
 from hetpipe.checker.rules import RunRule, StagePosition
 
 
@@ -25,6 +25,8 @@ class Life:
     """Position of the eviction in the decision log; None while it is a member."""
     left: int | None = None
     """The clock of the barrier at which it left, having been drained; None: it did not."""
+    handover: Handover | None = None
+    """Whether it has left its state behind there; None: not known."""
     plans: list[Plan] = field(default_factory=list)
     """Its plan versions, in order."""
 
@@ -153,6 +155,15 @@ class Timeline:
             index -= 1
         pending = (clock for clock in self.pending if clock <= wave and self._was_set(clock, eviction))
         return max(pending, default=self.barriers[index])
+
+    def end_for(self, vw: int, incarnation: int) -> int | None:
+        """The clock at which the run ended, behind which nothing of an incarnation starts; None: it did not.
+
+        As for `floor_clock`, a barrier that was set after the incarnation was evicted does not bind it.
+        """
+        if self.end is None or not self._was_set(self.end.clock, self.lives[vw, incarnation].eviction_position):
+            return None
+        return self.end.clock
 
     def _was_set(self, barrier: int, position: int | None) -> bool:
         """Whether a barrier was set before `position` in the decision log; None is its end."""

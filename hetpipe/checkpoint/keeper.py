@@ -26,7 +26,7 @@ from hetpipe.checkpoint.store import CheckpointStore
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.conditions import Conditions
-from hetpipe.decide.sync.records import EvictRecord, Record, SegmentRecord
+from hetpipe.decide.sync.records import EvictRecord, HandoverRecord, Record, SegmentRecord
 from hetpipe.decide.sync.segment import CHECKPOINTS, ends_run
 from hetpipe.errors import CheckpointError, CheckpointNotWritten, HetpipeError, ProtocolViolation
 from hetpipe.failpoints import reach
@@ -165,7 +165,7 @@ class CheckpointKeeper:
                 if clock == progress.clock:  # an older one is read again after a restart
                     num_stages = {member.vw: member.num_stages for member in record.present}
                     self.begin(progress, num_stages, is_last=ends_run(reasons))
-            case EvictRecord(vw=vw):
+            case EvictRecord(vw=vw) | HandoverRecord(vw=vw, whole=False):
                 self.evict(vw)
             case _:
                 pass

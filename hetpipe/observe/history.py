@@ -275,6 +275,22 @@ class HistoryWriter(Protocol):
         """A virtual worker no longer counts, having committed `clock` waves."""
         self.write("evict", vw=vw, incarnation=incarnation, clock=clock)
 
+    def handover(self, *, vw: int, incarnation: int, clock: int, whole: bool) -> None:
+        """All of the state with which a virtual worker left at `clock` is written (1), or never will be (0).
+
+        Written by the clock shard, once for each that leaves, unless its next incarnation comes first.
+        """
+        self.write("handover", vw=vw, incarnation=incarnation, clock=clock, whole=int(whole))
+
+    def takeover(self, *, vw: int, incarnation: int, stage: int, clock: int, source: int, whole: bool) -> None:
+        """A stage that joins at `clock` has the state of the virtual worker `source`, which left there (1).
+
+        Or its own, as that one has not left it (0). Written by each stage that takes over, before it trains.
+        """
+        self.write(
+            "takeover", vw=vw, incarnation=incarnation, stage=stage, clock=clock, source=source, whole=int(whole)
+        )
+
     def join(
         self, *, vw: int, incarnation: int, clock: int, num_stages: int, minibatches_per_wave: int | None = None
     ) -> None:

@@ -101,6 +101,8 @@ class BarrierWork:
             self._evaluate(clock, segment.epoch + 1, self._share_of_evaluation(members.index(vw), len(members)))
         if reasons & CHECKPOINTS:
             is_keeper = vw in keepers_of(member.vw for member in segment.present)
+            # Without shards, whoever takes over its state needs its weights, too.
+            is_keeper = is_keeper or (leaves and not self._parts.has_shards)
             with self._parts.timeline.span(Activity.CHECKPOINT, clock=clock):
                 self._checkpoints.run(clock, is_keeper=is_keeper, is_last=ends_run(reasons), leaves=leaves)
             self._waiter.proceed()

@@ -8,32 +8,26 @@ lost before the run starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from hetpipe.checkpoint.layout import LOSS_SCALE, stage_file
 from hetpipe.checkpoint.stage_part import RestoreTargets, take_over
 from hetpipe.decide.sync.log_view import LogView
-from hetpipe.decide.sync.records import SegmentRecord
-from hetpipe.errors import CheckpointNotWritten, ProtocolViolation
+from hetpipe.decide.sync.records import SegmentMember, SegmentRecord
+from hetpipe.errors import CheckpointNotWritten, LinkClosed, ProtocolViolation
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import forget_weights
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_weights import filled
 from hetpipe.pipeline.setup import StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex, virtual_workers_text
+from hetpipe.values.ids import Clock, StageIndex, virtual_workers_text
 
 #: Poll interval at the clock shard: the delay before a stage learns that its incarnation ended or its help is needed.
 CALL_SECONDS = 0.5
 
-#: Poll interval while waiting for the last checkpoint, or for the state to take over.
+#: Poll interval while waiting for the last checkpoint.
 _PAUSE_SECONDS = 0.05
-
-#: Seconds without a byte written, after which whoever was to leave its state behind counts as dead; at most half of
-#: `stall_seconds`.
-_SILENT_SECONDS = 60.0
 
 _log = get_logger(__name__)
 
@@ -68,42 +62,44 @@ class Entry:
     def take_over(self, segment: SegmentRecord) -> None:
         """Load the state of the virtual worker that this one follows where it joins (plan-versions.md §7).
 
-        If that one dies before it has left its state behind, nobody is told: its silence shows it, and the state begins
-        anew, as that of any newcomer. Without shards the weights are among it, which cannot begin anew.
+        The decision log has whether that one has left its state behind. If not, the state begins anew, as that of any
+        newcomer. Without shards the weights are among it, which cannot begin anew.
 
         Raises:
-            DeadlineExceeded: its parts of the barrier's checkpoint were not written in time.
-            CheckpointError: they are corrupted.
+            DeadlineExceeded: the log did not have it in time.
+            CheckpointError: its parts of the barrier's checkpoint are corrupted.
+            LinkClosed: it has ended, and only its stages had the weights.
         """
-        parts = self._parts
+        parts, identity = self._parts, self._parts.identity
         source = parts.predecessor(segment)
-        known = {member.vw: member.num_stages for member in segment.present if not member.joined}
-        if source is None or source not in known or parts.part_writer.remote is not None:
-            return  # it has died before it could leave: the state begins anew, as that of any newcomer
+        left = next((member for member in segment.left if member.vw == source), None)
+        if left is None or parts.part_writer.remote is not None:
+            return
+        is_whole = self._is_handed_over(left, segment.start)
+        parts.history.takeover(
+            vw=identity.vw,
+            incarnation=identity.incarnation,
+            stage=identity.stage,
+            clock=segment.start,
+            source=left.vw,
+            whole=is_whole,
+        )
+        if not is_whole and not parts.has_shards:
+            raise LinkClosed(
+                f"{identity} cannot join at clock {segment.start}: virtual worker {left.vw}, whose weights it was to "
+                "take over, ended before it had written them",
+                orderly=False,
+            )
+        if not is_whole:
+            sentence = (
+                f"{identity} begins with a new state: virtual worker {left.vw}, whose state it was to take over at "
+                f"clock {segment.start}, ended before it had written it"
+            )
+            _log.warning("state_not_taken_over", sentence=sentence)
+            return
         folder = parts.part_writer.folder(segment.start)
-
-        def files(vw: VirtualWorkerIndex) -> list[Path]:
-            return [folder / stage_file(vw, StageIndex(stage)) for stage in range(known[vw])]
-
-        optimizer, shared = files(source), [] if parts.has_shards else files(min(known))
-        silent_seconds = min(_SILENT_SECONDS, parts.stall_seconds / 2)
-        seen, seen_at = _sizes(folder), parts.clock.monotonic()
-        with self._inbox.condition:
-            while missing := [path.name for path in (*optimizer, *shared) if not path.exists()]:
-                now, sizes = parts.clock.monotonic(), _sizes(folder)
-                if sizes != seen:
-                    seen, seen_at = sizes, now
-                if not shared and now - seen_at > silent_seconds:
-                    sentence = (
-                        f"{parts.identity} begins with a new state: {missing[0]}, whose state it was to take over at "
-                        f"clock {segment.start}, has not been written, and nothing else for {silent_seconds:.0f} s"
-                    )
-                    _log.warning("state_not_taken_over", sentence=sentence)
-                    self._waiter.proceed()
-                    return
-                reason = f"{missing[0]} of the checkpoint at clock {segment.start}, whose state it takes over"
-                self._waiter.sleep(reason, for_clock=True, at_most_seconds=_PAUSE_SECONDS)
-        self._waiter.proceed()
+        files = [folder / stage_file(left.vw, StageIndex(stage)) for stage in range(left.num_stages)]
+        shared = [] if parts.has_shards else files
         views = parts.weights.at_barrier.views if shared else {}
         modules = [(layer.module, layer) for layer in parts.layers]
 
@@ -124,7 +120,17 @@ class Entry:
             ],
             load_optimizer=load,
         )
-        take_over(optimizer, shared, targets)
+        take_over(files, shared, targets)
+
+    def _is_handed_over(self, left: SegmentMember, clock: Clock) -> bool:
+        """Wait until the decision log has whether all of the state of one that left at `clock` is written."""
+        reason = f"virtual worker {left.vw} to write its state at clock {clock}, which it takes over"
+        with self._inbox.condition:
+            while (found := self._inbox.log.handovers.get((left.vw, left.incarnation))) is None:
+                self._inbox.collect(needs_frames=False)
+                self._waiter.sleep(reason, for_clock=True)
+        self._waiter.proceed()
+        return found
 
     def _check(self, segment: SegmentRecord) -> None:
         identity = self._parts.identity
@@ -200,12 +206,3 @@ def _awaited(log: LogView) -> str:
     behind = log.behind(log.barrier.clock)
     who = f"{virtual_workers_text(behind)} to commit" if behind else "the parameter servers and all of its own stages"
     return f"the barrier at clock {log.barrier.clock} ({log.barrier.reason}), to join there, that is for {who}"
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """The files of a folder, which others write to, with their sizes."""
-    found: dict[str, int] = {}
-    for path in folder.glob("*"):
-        with suppress(FileNotFoundError):  # renamed just now
-            found[path.name] = path.stat().st_size
-    return found

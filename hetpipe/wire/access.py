@@ -102,9 +102,19 @@ def follower(request: Any) -> Peer | None:
 
 def following_shard(request: Any) -> Peer | None:
     """Allow a parameter server to follow a log; the clock shard checks whether it serves the job."""
-    if request.requester is not None:
-        raise PermissionDenied("a parameter server may not follow the log on behalf of a stage")
+    _check_no_stage(request, "parameter server")
     return None
+
+
+def following_agent(request: Any) -> Peer | None:
+    """Allow an agent to follow a log for all its stages; the clock shard checks whether it has devices of the job."""
+    _check_no_stage(request, "agent")
+    return None
+
+
+def _check_no_stage(request: Any, who: str) -> None:
+    if request.requester is not None:
+        raise PermissionDenied(f"the certificate of a {who} may not follow the log on behalf of one stage")
 
 
 def _named(role: Role, name: str) -> NamedPeer:

@@ -609,9 +609,10 @@ class FollowLogRequest:
     start: int
     """First record wanted; -1: the newest that begins a segment."""
     gathered: bool = False
-    """Commits may be delayed by about a second, until a record that a stage acts on: fewer messages for observers."""
+    """Commits may be delayed by about a second, until a record that a stage acts on, and are left out where a
+    publication implies them: fewer and shorter messages for observers."""
     requester: Requester | None = None
-    """The following stage; absent for a shard."""
+    """The following stage; absent for a shard or an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1010,7 +1011,11 @@ FOLLOW_LOG = Streaming(
     name="FollowLog",
     request=FollowLogRequest,
     reply=LogRecords,
-    access={Role.STAGE: access.follower, Role.PARAMETER_SERVER: access.following_shard},
+    access={
+        Role.STAGE: access.follower,
+        Role.PARAMETER_SERVER: access.following_shard,
+        Role.AGENT: access.following_agent,
+    },
     deadline_seconds=STREAM_DEADLINE_SECONDS,
     awaited="the next event",
     resume=lambda request, reply: replace(request, start=reply.records[-1].index + 1),

@@ -30,8 +30,8 @@ def drain(at: str = "before forward", number: int | None = 3, *, vw: int = 1, **
     return death(at, number, vw=vw, how="drained", **changes)
 
 
-def decisions(folder: Path, *events: str) -> Iterator[dict[str, Any]]:
-    lines = (folder / "history" / "shard-0.jsonl").read_text().splitlines()
+def decisions(folder: Path, *events: str, of: str = "shard-0") -> Iterator[dict[str, Any]]:
+    lines = (folder / "history" / f"{of}.jsonl").read_text().splitlines()
     return (line for line in map(json.loads, lines) if line["event"] in events)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import random
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -98,6 +100,7 @@ _MOMENTS = {
     "recorded": death("before pull", 2, vw=1),
     "state-being-written": death("before report_checkpoint", 2, vw=0, stage=1),
     "state-written": death("after report_checkpoint", 2, vw=0),
+    "taken-over": death("after takeover", vw=1),
     "after": death("before forward", 7, vw=2),
     "long-after": death("after staged", 3, vw=1),
 }
@@ -124,8 +127,59 @@ def test_every_sample_counts_once_if_a_life_ends_around_a_take_over(moment: str,
     )
     result = run(what, tmp_path, deaths=(_MOMENTS[moment],), stall_seconds=20.0)
     assert {(vw, incarnation) for vw, incarnation, *_ in result.ended} == {(_MOMENTS[moment].vw, 0)}
+    handed_over = [line["whole"] for line in decisions(tmp_path, "handover")]
+    if moment != "state-written":  # by one stage, and perhaps by the other
+        assert handed_over == [int(moment != "state-being-written")] * (moment != "other-before-prepared")
+    taken = [line for vw in (1, 2) for line in decisions(tmp_path, "takeover", of=f"vw-{vw}-stage-0")]
+    assert [line["whole"] for line in taken if line["incarnation"] == 0][:1] in (handed_over, [])
+    assert {line["whole"] for line in taken} <= set(handed_over)
     assert counts(tmp_path) == [[2] * NUM_WITNESSES] * 4
     assert {vw for _, event, vw in changes(tmp_path) if event == "join"} >= {1, 2}
+
+
+#: A change of the lines of a clean history, each of which the checker reports.
+_CORRUPTIONS: dict[str, Callable[[str, dict[str, Any]], list[dict[str, Any]]]] = {
+    "state-not-left": lambda event, line: [line | {"whole": 0}] if event == "handover" else [line],
+    "state-not-taken": lambda event, line: [line | {"whole": 0}] if event == "takeover" else [line],
+    "not-decided": lambda event, line: [] if event == "handover" else [line],
+    "decided-twice": lambda event, line: [line] * (1 + (event == "handover")),
+    "of-another-barrier": lambda event, line: [line | {"clock": 1}] if event == "handover" else [line],
+    "of-another-clock": lambda event, line: [line | {"clock": 1}] if event == "takeover" else [line],
+    "of-one-that-stays": lambda event, line: [line | {"source": 3 - line["vw"]}] if event == "takeover" else [line],
+    "twice": lambda event, line: [line] * (1 + (event == "takeover")),
+    "by-one-stage": lambda event, line: [] if event == "takeover" and line["stage"] else [line],
+}
+
+
+@pytest.fixture(scope="module")
+def taken_over(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which two stages of another virtual worker take over from one."""
+    folder = tmp_path_factory.mktemp("taken-over")
+    what = Case(
+        workers=1,
+        stages=[[5]],
+        wave=2,
+        minibatches=8,
+        optimizer=dict(MOMENTUM),
+        members=((2, "drop", 0),),
+        added=((2, 1, (2, 3), (0, 1)),),
+    )
+    run(what, folder)
+    assert check_run(folder).ok
+    return folder
+
+
+@pytest.mark.parametrize("corruption", _CORRUPTIONS)
+def test_a_state_that_was_not_handed_over_so_is_reported(corruption: str, taken_over: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(taken_over, tmp_path / "run")
+    num_changed = 0
+    for path in (folder / "history").glob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        changed = [each for line in lines for each in _CORRUPTIONS[corruption](line["event"], line)]
+        num_changed += changed != lines
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    assert num_changed
+    assert set(check_run(folder).kinds()) == {"handover"}
 
 
 def test_members_that_the_script_does_not_have_are_reported(tmp_path: Path) -> None:

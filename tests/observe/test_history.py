@@ -35,6 +35,8 @@ FIELDS = {
     "norms": {"clock", "vw", "layers", "squares"},
     "freeze": {"clock", "frozen", "layers"},
     "leave": {"vw", "incarnation", "clock"},
+    "handover": {"vw", "incarnation", "clock", "whole"},
+    "takeover": {"vw", "incarnation", "stage", "clock", "source", "whole"},
     "barrier": {"clock", "reason"},
     "used": {"vw", "wave", "epoch", "indices"},
 }
@@ -56,6 +58,8 @@ def write_all(history: HistoryWriter) -> None:
     history.norms(clock=1, vw=2, layers=(3,), squares=(0.5,))
     history.freeze(clock=1, frozen=2, layers=3)
     history.leave(vw=1, incarnation=2, clock=5)
+    history.handover(vw=1, incarnation=2, clock=5, whole=True)
+    history.takeover(vw=1, incarnation=2, stage=3, clock=5, source=6, whole=False)
     history.barrier(clock=1, reason="epoch")
     history.used(vw=1, wave=2, epoch=3, indices=range(4, 7))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +17,15 @@ from hetpipe.checkpoint.stage_part import PartWriter
 from hetpipe.decide.sync.records import (
     BarrierRecord,
     EvictRecord,
+    HandoverRecord,
     PublishRecord,
     Record,
     SegmentMember,
     SegmentRecord,
     TermRecord,
 )
-from hetpipe.errors import CheckpointNotWritten, DeadlineExceeded, ProtocolViolation, StaleIncarnation
+from hetpipe.errors import CheckpointNotWritten, DeadlineExceeded, LinkClosed, ProtocolViolation, StaleIncarnation
+from hetpipe.observe.history import MemoryHistory
 from hetpipe.observe.timeline import NullTimeline
 from hetpipe.pipeline import entry
 from hetpipe.pipeline.chain import chain_of
@@ -58,6 +61,7 @@ class Stage:
         self.calls = list(calls)
         self.pushed: list[torch.Tensor] = []
         self.waits: list[str] = []
+        self.on_wait: Callable[[], object] = lambda: None
         self.looks_left = complete_after
         life = (Vw(1), Incarnation(incarnation))
         self.layers = chain_of(nn.Sequential(nn.Linear(2, 1)))
@@ -75,6 +79,8 @@ class Stage:
             last_checkpoint_seconds=10.0,
             part_writer=PartWriter(lambda clock: Path(f"clock-{clock}"), JobId("job"), "part"),
         )
+        parts.history = self.history = MemoryHistory()
+        parts.predecessor = lambda _: Vw(0)
         self.time = FakeClock()
         waiter = Waiter(
             "a stage",
@@ -93,6 +99,7 @@ class Stage:
     def record(self, *_: object, reason: str, **__: object) -> None:
         """Of the timeline."""
         self.waits.append(reason)
+        self.on_wait()
 
     def join(self) -> bool:
         return self.calls.pop(0)()
@@ -198,3 +205,35 @@ def test_without_parameter_servers_only_founders_come_in(incarnation: int, reaso
     late = Stage(lambda: late.hear(segment(3, (1, 1), reasons=("join",))), has_shards=False)
     with pytest.raises(ProtocolViolation, match="cannot rejoin the run"):
         late.entry.wait()
+
+
+@pytest.mark.parametrize("has_shards", [True, False])
+def test_who_takes_over_begins_anew_as_soon_as_the_log_says_so(*, has_shards: bool) -> None:
+    """Without parameter servers there is nothing to begin with."""
+    stage = Stage(has_shards=has_shards)
+    record = replace(segment(4, (1, 1)), left=(SegmentMember(Vw(0), Incarnation(2), 2, joined=False),))
+    other = HandoverRecord(2, Vw(0), Incarnation(1), Clock(2), whole=True)
+    own = HandoverRecord(3, Vw(0), Incarnation(2), Clock(4), whole=False)
+    stage.on_wait = lambda: stage.hear(other if len(stage.waits) == 1 else own)
+    if has_shards:
+        stage.entry.take_over(record)
+    else:
+        with pytest.raises(LinkClosed, match="cannot join at clock 4: virtual worker 0, whose weights it was to take"):
+            stage.entry.take_over(record)
+    assert stage.waits == ["virtual worker 0 to write its state at clock 4, which it takes over"] * 2
+    assert [line["whole"] for line in stage.history.of("takeover")] == [0]
+
+
+def test_it_says_for_whose_state_it_has_waited_too_long() -> None:
+    stage = Stage()
+    stage.on_wait = lambda: stage.time.advance(0.6)
+    record = replace(segment(4, (1, 1)), left=(SegmentMember(Vw(0), Incarnation(0), 1, joined=False),))
+    with pytest.raises(DeadlineExceeded, match="a stage waited 1 s for virtual worker 0 to write its state at clock 4"):
+        stage.entry.take_over(record)
+    assert not stage.history.of("takeover")
+
+
+def test_who_follows_one_that_has_not_left_begins_anew() -> None:
+    stage = Stage()
+    stage.entry.take_over(segment(4, (1, 1)))
+    assert not stage.history.of("takeover")

@@ -6,6 +6,7 @@ run is looked at there: it has what its processes would import, and no thread th
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hetpipe.checker import check_run
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.lifecycle.adoption import ADOPTED
 from tests.histories import history_lines
@@ -123,3 +125,27 @@ def test_an_agent_that_is_killed_comes_back_with_all_its_virtual_workers(tmp_pat
 
     assert outcome.result["deaths"] == {"0": 1, "1": 1}
     assert f"(pid {agent} on 127.0.0.1) was replaced by" in outcome.stderr
+
+
+@pytest.mark.exhaustive
+def test_stages_do_without_an_agent_that_is_stopped_and_lose_no_record(tmp_path: Path) -> None:
+    job = write_job(tmp_path, **ENDLESS, workers={"count": 2, "stages": 2})
+    train = Train(tmp_path, job)
+    train.wait_for_checkpoint()
+    assert sources(train) == {("agent",)}, "one stream for all four stages"
+    (agent,) = pids_of(train.status(), "agent")
+    os.kill(agent, signal.SIGSTOP)
+    wait_until(lambda: sources(train) == {("agent", "clock shard")}, timeout_seconds=20.0, what="streams of stages")
+    os.kill(agent, signal.SIGCONT)  # before its lease is over
+    back = {("agent", "clock shard", "agent")}
+    wait_until(lambda: sources(train) == back, timeout_seconds=60.0, what="the agent is used again")
+    outcome = stop(train)
+
+    assert outcome.result["deaths"] == {}
+    assert check_run(train.run_dir).ok
+
+
+def sources(train: Train) -> set[tuple[str, ...]]:
+    """From whom each stage had its decision log, one after the other."""
+    logs = [path.read_text() for path in sorted((train.run_dir / "logs").glob("vw-*.log"))]
+    return {tuple(json.loads(line)["source"] for line in log.splitlines() if "log_followed" in line) for log in logs}

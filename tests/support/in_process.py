@@ -356,7 +356,7 @@ class _Cluster:
     def _replace(self, life: Life, death: Death) -> None:
         """What a coordinator does when a life is over."""
         with self._shards[0].clock_shard.condition:  # no decision in between: a run may depend on its deaths alone
-            self._shards[0].evict(life.vw, life.incarnation)
+            self._shards[0].clock_shard.evict(life.vw, life.incarnation)
             if death.comes_back:
                 self._come_back(life)
 

@@ -12,6 +12,7 @@ from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
+    HandoverRecord,
     InitializeRecord,
     PlanRecord,
     PrepareRecord,
@@ -254,6 +255,7 @@ RECORDS = (
     EvictRecord(6, Vw(1), Incarnation(3), Clock(0)),
     PlanRecord(7, Vw(0), Incarnation(0), Clock(3), 1, (0, 1, 4)),
     PrepareRecord(8, Vw(0), Incarnation(0), (0, 1, 4)),
+    HandoverRecord(9, Vw(1), Incarnation(0), Clock(4), whole=True),
 )
 
 _AGENT, _TOKEN, _MEMBER = AgentId("n0"), Registration("0123"), MemberId("n0")

@@ -136,7 +136,7 @@ def calls_of(running: Fixture, server: Role) -> dict[str, Any]:
 def request_of(kind: Any, *, peer: Peer = STAGE) -> bytes:
     """A request made in the name of stage 0 of worker 0 of the job, of agent n0, of shard 0: whatever it can say."""
     message: Message = kind()
-    if "requester" in message.DESCRIPTOR.fields_by_name and peer.role is not Role.PARAMETER_SERVER:
+    if "requester" in message.DESCRIPTOR.fields_by_name and peer.role is Role.STAGE:
         who = message.requester  # type: ignore[attr-defined]
         who.job_id, who.vw, who.stage, who.term = STAGE.job_id, STAGE.vw, STAGE.stage, STAGE.term
     if "job_id" in message.DESCRIPTOR.fields_by_name:

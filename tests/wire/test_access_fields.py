@@ -23,7 +23,7 @@ from hetpipe.server.coordinator.servicer import CoordinatorServicer
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.values.commands import StageKey
 from hetpipe.values.identity import NamedPeer, Peer, Role, StagePeer, server_name
-from hetpipe.values.ids import JobId, ShardIndex, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import AgentId, JobId, ShardIndex, StageIndex, VirtualWorkerIndex
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.wire.calls import ACCESS, CALLS, SHARD_SERVICE, TENSOR_SERVICE, SubmitJobRequest
@@ -101,8 +101,8 @@ class World:
         self.coordinator = Server(self._config(COORDINATOR))
         CoordinatorServicer(cluster.coordinator, host="127.0.0.1").add_to(self.coordinator)
         self.shards = ShardServer(lambda _config: MemoryHistory())
-        for name, others in (("job-j", (0, 1)), ("job-k", (0, 2))):
-            self.shards.configure(_config_of(name, others))
+        for name, others, agent in (("job-j", (0, 1), "n0"), ("job-k", (0, 2), "n1")):
+            self.shards.configure(_config_of(name, others, AgentId(agent)))
         self.shard = Server(self._config(SHARD))
         self.shards.add_to(self.shard)
         for server in (self.coordinator, self.shard):
@@ -187,14 +187,15 @@ class World:
             server.stop(grace_seconds=0.0)
 
 
-def _config_of(name: str, others: tuple[int, ...]) -> Any:
+def _config_of(name: str, others: tuple[int, ...], agent: AgentId) -> Any:
     bare = replace(shard_config(slices_of([4]), num_shards=2, stages=(2, 2)), job_id=JobId(name))
     run = run_document(bare)
     shards = tuple(
         replace(member, id=MemberId(f"parameter-server-{index}"))
         for member, index in zip(run.shards, others, strict=True)
     )
-    return replace(bare, run=replace(run, shards=shards))
+    agents = tuple(replace(info, agent=agent) for info in run.agents)
+    return replace(bare, run=replace(run, shards=shards, agents=agents))
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +222,7 @@ def own_request(world: World, call: str, role: Role, path: str) -> Any:
     for name in {"member_id", "agent_id"}.intersection(fields):
         setattr(request, name, member)
         request.registration = world.cluster.registrations[member]
-    if "requester" in fields and role is not Role.PARAMETER_SERVER:
+    if "requester" in fields and role is Role.STAGE:
         put_stage(request.requester, StageKey(STAGE.job_id, STAGE.vw, STAGE.stage, STAGE.incarnation, STAGE.term))
     if call.split("/")[1] == SHARD_SERVICE:
         put_of_shard(request)

@@ -22,6 +22,7 @@ from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
+    HandoverRecord,
     InitializeRecord,
     NewCut,
     PlanRecord,
@@ -146,6 +147,10 @@ class Member:
     squares: dict[Wave, dict[int, float]] = field(default_factory=dict)
     #: Those of its last wave that was not empty.
     newest_squares: dict[int, float] = field(default_factory=dict)
+    #: Of one that left: the stages that have written their parts of the barrier's checkpoint.
+    written: set[StageIndex] = field(default_factory=set)
+    #: Of one that left: whether there is a record of what it hands over.
+    has_handed_over: bool = False
 
 
 @dataclass(slots=True)
@@ -532,7 +537,7 @@ class DecisionLog:
             return ()
         if present is not None:
             self.evict(vw, present.incarnation)
-        self.leavers.pop(vw, None)
+        self._end_leaver(vw)
         self.lives[vw] = incarnation
         if plan is None:
             self.plans.pop(vw, None)
@@ -800,7 +805,8 @@ class DecisionLog:
     def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> Sequence[Record]:
         """Evict a virtual worker: it no longer counts, its staged waves are dropped, committed ones stand.
 
-        The eviction of a newcomer has no record. No effect if that incarnation has already ended.
+        The eviction of a newcomer has no record; that of one which has left has one if it has not handed over its
+        state (`HandoverRecord`). No effect if that incarnation has already ended.
 
         Raises:
             StaleIncarnation: there was no such incarnation.
@@ -813,12 +819,46 @@ class DecisionLog:
         if newcomer is not None and newcomer.incarnation == incarnation:
             del self.newcomers[vw]
         if self.has_left(vw, incarnation):
-            del self.leavers[vw]
+            self._end_leaver(vw)
         member = self.members.get(vw)
         if member is not None and member.incarnation == incarnation:
             self._evict_member(vw, member)
         self._settle()
         return self._since(before)
+
+    def state_written(
+        self, vw: VirtualWorkerIndex, incarnation: Incarnation, stage: StageIndex, clock: Clock, *, whole: bool
+    ) -> Sequence[Record]:
+        """Record that a stage has written its part of the checkpoint of a barrier, or could not.
+
+        The last stage of one that leaves there, or the first that could not, decides what it hands over. Idempotent; no
+        effect for others, and at other barriers.
+
+        Raises:
+            ProtocolViolation: it has no such stage.
+        """
+        before = self.num_records
+        leaver = self.leavers.get(vw)
+        if leaver is None or leaver.incarnation != incarnation or leaver.committed != clock:
+            return ()
+        self._check_stage(leaver, vw, stage)
+        if whole:
+            leaver.written.add(stage)
+        if not whole or len(leaver.written) == leaver.num_stages:
+            self._hand_over(vw, leaver, whole=whole)
+        return self._since(before)
+
+    def _end_leaver(self, vw: VirtualWorkerIndex) -> None:
+        """Forget one that has left; what it has not handed over is lost."""
+        leaver = self.leavers.pop(vw, None)
+        if leaver is not None:
+            self._hand_over(vw, leaver, whole=False)
+
+    def _hand_over(self, vw: VirtualWorkerIndex, leaver: Member, *, whole: bool) -> None:
+        """Append what one that has left hands over, once."""
+        if not leaver.has_handed_over:
+            leaver.has_handed_over = True
+            self._append(HandoverRecord(self.num_records, vw, leaver.incarnation, leaver.committed, whole))
 
     # -- consequences of an event: barriers, commits, publications
     # --------------------------------------------------------

@@ -8,6 +8,7 @@ from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
+    HandoverRecord,
     PlanRecord,
     PrepareRecord,
     PublishRecord,
@@ -16,6 +17,38 @@ from hetpipe.decide.sync.records import (
 )
 from hetpipe.decide.sync.segment import ends_run
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
+
+
+def without_implied(records: Sequence[Record]) -> tuple[Record, ...]:
+    """The records that a stage needs: without commits that a later publication among them implies.
+
+    Every member has committed the waves of a published clock. Shards need all records.
+    """
+    published, needed = -1, []
+    for record in reversed(records):
+        if isinstance(record, PublishRecord):
+            published = max(published, record.clock)
+        elif isinstance(record, CommitRecord) and record.wave < published:
+            continue
+        needed.append(record)
+    return tuple(reversed(needed))
+
+
+def is_counted(
+    records: Sequence[Record], vw: VirtualWorkerIndex, incarnation: Incarnation, *, before: bool | None
+) -> bool | None:
+    """Whether an incarnation is a member of the newest segment; None if no segment is known.
+
+    Args:
+        records: the next records.
+        vw: virtual worker.
+        incarnation: its incarnation.
+        before: the answer before these records.
+    """
+    for record in records:
+        if isinstance(record, SegmentRecord):
+            before = any((member.vw, member.incarnation) == (vw, incarnation) for member in record.members)
+    return before
 
 
 class LogView:
@@ -42,6 +75,8 @@ class LogView:
         #: Drained virtual workers and the barrier at which they left: it is not waited for that they read it, so they
         #: may read it late.
         self.left: dict[tuple[VirtualWorkerIndex, Incarnation], SegmentRecord] = {}
+        #: Those that have ended there, and whether all of the state that they leave behind is written.
+        self.handovers: dict[tuple[VirtualWorkerIndex, Incarnation], bool] = {}
 
     def follow(self, records: Sequence[Record]) -> None:
         """Process the next records."""
@@ -52,10 +87,13 @@ class LogView:
                 case EvictRecord(_, vw, _, _):
                     self.members.pop(vw, None)
                     self.committed.pop(vw, None)
+                case HandoverRecord(_, vw, incarnation, _, whole):
+                    self.handovers[vw, incarnation] = whole
                 case BarrierRecord():
                     self.barrier = record
                 case PublishRecord(_, clock, _):
                     self.published = clock
+                    self.committed = {vw: max(committed, clock) for vw, committed in self.committed.items()}
                 case SegmentRecord():
                     self._enter(record)
                 case PrepareRecord():

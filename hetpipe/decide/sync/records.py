@@ -55,6 +55,22 @@ class EvictRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoverRecord:
+    """What a virtual worker that left at the barrier at `clock` leaves to those that take over its state there.
+
+    One for each that leaves, unless its own next incarnation comes first.
+    """
+
+    index: int
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    clock: Clock
+    whole: bool
+    """All its stages have written their parts of the barrier's checkpoint; else it ended before, or one could not."""
+    kind: Literal["handover"] = "handover"
+
+
+@dataclass(frozen=True, slots=True)
 class NewCut:
     """A cut that was requested for a barrier; it is in force there only if the segment record has it."""
 
@@ -197,6 +213,7 @@ Record = (
     | InitializeRecord
     | CommitRecord
     | EvictRecord
+    | HandoverRecord
     | BarrierRecord
     | PublishRecord
     | SegmentRecord

@@ -16,6 +16,7 @@ from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
+    HandoverRecord,
     InitializeRecord,
     PlanRecord,
     PrepareRecord,
@@ -287,7 +288,7 @@ class ShardState:
                 instructions = self._add_what_is_due()
             case SegmentRecord():
                 self._enter(record)
-            case TermRecord() | PrepareRecord() | PlanRecord():
+            case TermRecord() | HandoverRecord() | PrepareRecord() | PlanRecord():
                 pass
         return instructions
 

@@ -654,8 +654,22 @@ class PrepareRecord(_message.Message):
     bounds: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, index: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class HandoverRecord(_message.Message):
+    __slots__ = ("index", "vw", "incarnation", "clock", "whole")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VW_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    vw: int
+    incarnation: int
+    clock: int
+    whole: bool
+    def __init__(self, index: _Optional[int] = ..., vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., clock: _Optional[int] = ..., whole: bool = ...) -> None: ...
+
 class LogRecord(_message.Message):
-    __slots__ = ("term_record", "initialize_record", "commit_record", "evict_record", "barrier_record", "publish_record", "segment_record", "plan_record", "prepare_record")
+    __slots__ = ("term_record", "initialize_record", "commit_record", "evict_record", "barrier_record", "publish_record", "segment_record", "plan_record", "prepare_record", "handover_record")
     TERM_RECORD_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_RECORD_FIELD_NUMBER: _ClassVar[int]
     COMMIT_RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -665,6 +679,7 @@ class LogRecord(_message.Message):
     SEGMENT_RECORD_FIELD_NUMBER: _ClassVar[int]
     PLAN_RECORD_FIELD_NUMBER: _ClassVar[int]
     PREPARE_RECORD_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_RECORD_FIELD_NUMBER: _ClassVar[int]
     term_record: TermRecord
     initialize_record: InitializeRecord
     commit_record: CommitRecord
@@ -674,7 +689,8 @@ class LogRecord(_message.Message):
     segment_record: SegmentRecord
     plan_record: PlanRecord
     prepare_record: PrepareRecord
-    def __init__(self, term_record: _Optional[_Union[TermRecord, _Mapping]] = ..., initialize_record: _Optional[_Union[InitializeRecord, _Mapping]] = ..., commit_record: _Optional[_Union[CommitRecord, _Mapping]] = ..., evict_record: _Optional[_Union[EvictRecord, _Mapping]] = ..., barrier_record: _Optional[_Union[BarrierRecord, _Mapping]] = ..., publish_record: _Optional[_Union[PublishRecord, _Mapping]] = ..., segment_record: _Optional[_Union[SegmentRecord, _Mapping]] = ..., plan_record: _Optional[_Union[PlanRecord, _Mapping]] = ..., prepare_record: _Optional[_Union[PrepareRecord, _Mapping]] = ...) -> None: ...
+    handover_record: HandoverRecord
+    def __init__(self, term_record: _Optional[_Union[TermRecord, _Mapping]] = ..., initialize_record: _Optional[_Union[InitializeRecord, _Mapping]] = ..., commit_record: _Optional[_Union[CommitRecord, _Mapping]] = ..., evict_record: _Optional[_Union[EvictRecord, _Mapping]] = ..., barrier_record: _Optional[_Union[BarrierRecord, _Mapping]] = ..., publish_record: _Optional[_Union[PublishRecord, _Mapping]] = ..., segment_record: _Optional[_Union[SegmentRecord, _Mapping]] = ..., plan_record: _Optional[_Union[PlanRecord, _Mapping]] = ..., prepare_record: _Optional[_Union[PrepareRecord, _Mapping]] = ..., handover_record: _Optional[_Union[HandoverRecord, _Mapping]] = ...) -> None: ...
 
 class LogRecords(_message.Message):
     __slots__ = ("records", "acknowledge_later")

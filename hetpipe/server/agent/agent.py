@@ -1,7 +1,8 @@
 """The agent: registers its node's devices, executes the coordinator's commands, and reports their results.
 
 Four threads: `run` itself, which starts the children and so must be the process's main thread (`Child`); the heartbeat;
-one that reads commands; one that sends reports. They share nothing but queues.
+one that reads commands; one that sends reports. They share nothing but queues. The decision logs of its jobs have
+threads of their own (`log_relay`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hetpipe.profiler.link_cache import NodeLinks
 from hetpipe.roots import Roots
 from hetpipe.server.agent.children import GRACE_SECONDS, ChildCounts, Children, Programs
 from hetpipe.server.agent.departure import Departure
+from hetpipe.server.agent.log_relay import ClockShardAt, LogRelays
 from hetpipe.server.agent.outbox import Outbox, ReportBatch
 from hetpipe.server.agent.sent_code import SentCode
 from hetpipe.server.member_session import Hooks, MemberSession
@@ -37,10 +39,11 @@ from hetpipe.values.commands import (
     StopVirtualWorkerCommand,
 )
 from hetpipe.values.events import CodeArchive
-from hetpipe.values.ids import AgentId, JobId
+from hetpipe.values.ids import AgentId, JobId, ShardIndex
 from hetpipe.values.link_measurement import MeasuredLinks
 from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole, Registration
 from hetpipe.values.run import AgentDevice
+from hetpipe.wire.call import Calls
 from hetpipe.wire.calls import (
     CERTIFY_STAGE,
     DEPART,
@@ -54,6 +57,7 @@ from hetpipe.wire.calls import (
     WatchCommandsRequest,
 )
 from hetpipe.wire.coordinator_client import CoordinatorClient
+from hetpipe.wire.shard_client import connect_shard
 from hetpipe.wire.tls import Tls
 
 if TYPE_CHECKING:
@@ -153,6 +157,7 @@ class Agent:
             first_metrics_port=config.first_metrics_port,
             first_link_port=config.first_link_port,
             certificates=self._certificates,
+            relays=LogRelays(self._connect_clock_shard),
         )
         self._membership = MemberSession(
             self._client,
@@ -328,6 +333,9 @@ class Agent:
         registration = self._membership.lease.registration
         request = CertifyStageRequest(self._id, registration, stage, request_pem)
         return self._client.invoke(CERTIFY_STAGE, request).pem
+
+    def _connect_clock_shard(self, at: ClockShardAt) -> Calls:
+        return connect_shard(at.address, ShardIndex(0), member_id=at.member_id, tls=self._config.tls, clock=self._clock)
 
     def _fetch_code(self, digest: str) -> CodeArchive:
         return self._client.invoke(FETCH_CODE, FetchCodeRequest(self._id, self._membership.lease.registration, digest))

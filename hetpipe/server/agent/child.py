@@ -1,7 +1,8 @@
 """One child process of the agent: configured through its standard input, reporting through a pipe, killed by group.
 
 The child has a session of its own, so Ctrl-C at the agent's terminal does not reach it and its own children can be
-ended with it. Its standard input stays open as long as the agent lives; at its end the child exits.
+ended with it. Its standard input stays open as long as the agent lives; at its end the child exits. What the agent
+tells it later is written there, too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _log = get_logger(__name__)
 
 #: Longest line a child may report, in bytes. A model report has a few hundred bytes per parameter.
 MAX_LINE_BYTES = 16 * 1024 * 1024
+
+#: Bytes that wait for a child which does not read its input; beyond, it is told nothing more.
+MAX_UNSENT_BYTES = 1024 * 1024
 
 #: Seconds the pipe may stay open after the child and its group are gone.
 _DRAIN_SECONDS = 1.0
@@ -98,6 +102,10 @@ class Child:
             )
             our_ends.pop_all()
         self._stdin = os.fdopen(first_line, "wb")
+        #: Guards what follows, and the end of standard input.
+        self._input_lock = threading.Lock()
+        #: What the child has not read yet, beyond the pipe; None while, or once, it is told nothing.
+        self._unsent: bytearray | None = None
         self._reader = threading.Thread(target=self._read, args=(reports,), name=f"reports-{spec.name}", daemon=True)
         self._reader.start()
         threading.Thread(target=self._wait, name=f"wait-{spec.name}", daemon=True).start()
@@ -110,6 +118,28 @@ class Child:
     def send_signal(self, number: signal.Signals) -> bool:
         """Send a signal to the child and its group; False if the child has already ended."""
         return self._process.signal_group(number)
+
+    def tell(self, data: bytes) -> bool:
+        """Write to its standard input, behind its first line and what it was told before, without waiting for it.
+
+        Returns:
+            Whether it takes that and more: it reads, or is at most `MAX_UNSENT_BYTES` behind.
+        """
+        with self._input_lock:
+            unsent = self._unsent
+            if unsent is None:
+                return False
+            unsent += data
+            try:
+                del unsent[: os.write(self._stdin.fileno(), unsent)]
+            except BlockingIOError:
+                _log.debug("child_is_behind", child=self._spec.name, num_bytes=len(unsent))
+            except OSError:
+                unsent.clear()
+                self._unsent = None
+            if len(unsent) > MAX_UNSENT_BYTES:
+                self._unsent = None
+            return self._unsent is not None
 
     def _read(self, read_end: int) -> None:
         with open(read_end, "rb") as reports:
@@ -132,14 +162,21 @@ class Child:
             self._stdin.flush()
         except OSError as error:
             _log.info("child_does_not_read", child=self._spec.name, reason=str(error))
+            return
+        with self._input_lock:
+            if not self._stdin.closed:
+                os.set_blocking(self._stdin.fileno(), False)
+                self._unsent = bytearray()
 
     def _wait(self) -> None:
         exit_code = self._process.wait(end_group=True)
         self._reader.join(_DRAIN_SECONDS)
-        try:
-            self._stdin.close()
-        except OSError:
-            _log.debug("unread_input", child=self._spec.name)
+        with self._input_lock:
+            self._unsent = None
+            try:
+                self._stdin.close()
+            except OSError:
+                _log.debug("unread_input", child=self._spec.name)
         self._listener.on_exit(exit_code, self._last_words())
         self.exited.set()
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 from hetpipe.errors import HetpipeError, JobError
 from hetpipe.phases import write_line
 from hetpipe.pipeline.allowed_modules import OPTION, allow_only
-from hetpipe.server.parent_death import follow_parent
+from hetpipe.server.parent_death import follow_parent, ignore_input
 
 
 def read_first_line() -> bytes:
@@ -72,8 +72,10 @@ def _where_the_traceback_is() -> str:
     return f"; the traceback is in {output}" if output.is_file() else ""
 
 
-def run_child(main: Callable[[ReportPipe, bytes], int]) -> NoReturn:
-    """Run a child's `main` with its report pipe and its first line; never returns.
+def run_child(
+    main: Callable[[ReportPipe, bytes], int], *, on_input: Callable[[bytes], None] = ignore_input
+) -> NoReturn:
+    """Run a child's `main` with its report pipe and its first line; never returns. What follows that line is input.
 
     SIGTERM ends it at once: all durable state is on the shards and on disk.
     """
@@ -86,7 +88,7 @@ def run_child(main: Callable[[ReportPipe, bytes], int]) -> NoReturn:
         allow_only(options.allowed)
     pipe = ReportPipe(options.report_fd)
     first_line = read_first_line()
-    follow_parent(signal.SIGKILL, lambda: os._exit(1))
+    follow_parent(signal.SIGKILL, lambda: os._exit(1), on_input=on_input)
     status = main(pipe, first_line)
     sys.stdout.flush()
     sys.stderr.flush()

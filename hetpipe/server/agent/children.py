@@ -37,6 +37,7 @@ from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.environment import child_environment, missing
 from hetpipe.server.agent.frozen_caches import FrozenCaches
 from hetpipe.server.agent.inspection_order import InspectionAnswer, InspectionOrder
+from hetpipe.server.agent.log_relay import ClockShardAt, LogRelays
 from hetpipe.server.agent.sent_code import OPTION as ACCEPT_CODE
 from hetpipe.server.agent.sent_code import SentCode
 from hetpipe.values.commands import (
@@ -127,7 +128,7 @@ class Children:
     Thread-safe, but `inspect` and `start_stage` belong to one thread that lives as long as the agent (`Child`).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what children are started with, and what they share
         self,
         *,
         send: Callable[[AgentReport], None],
@@ -138,6 +139,7 @@ class Children:
         first_link_port: int | None = None,
         certificates: StageCertificates | None = None,
         roots: Roots | None = None,
+        relays: LogRelays | None = None,
     ) -> None:
         """Prepare; nothing is started.
 
@@ -151,7 +153,9 @@ class Children:
             first_link_port: link port of the stage on device 0, likewise; None: any free port.
             certificates: certificates of stages; None without TLS.
             roots: folders below which jobs may have their code and their runs; None: anywhere.
+            relays: relay the decision logs of their jobs to stages; None: these follow them themselves.
         """
+        self._relays = relays
         self._roots = roots or Roots()
         self._send = send
         # A child never has the agent's identity: it has none, or that of its own certificate.
@@ -350,9 +354,13 @@ class Children:
         def on_line(line: bytes) -> None:
             report: StageReport = from_json(StageReport, line)
             self._on_report(KeyedStageReport(key, report))
+            if isinstance(report, StageReady):
+                self._relay_log(key, config)
 
         def on_exit(exit_code: int, last_words: str) -> None:
             self._forget_certificate(key)
+            if self._relays is not None:
+                self._relays.remove(key)
             with self._lock:
                 child = self._stages.pop(key, None)
                 self._requested.pop(key, None)
@@ -395,6 +403,14 @@ class Children:
             elif isinstance(keyed.report, StageDone | StageFailed):
                 self._ready.pop(keyed.key, None)
             self._send(keyed)
+
+    def _relay_log(self, key: StageKey, config: StageConfig) -> None:
+        """Relay the decision log to a stage, which reads its input from now on."""
+        with self._lock:
+            child = self._stages.get(key)
+        if self._relays is not None and child is not None and config.shard_addresses:
+            member_id = config.shard_ids[0] if config.shard_ids else ""
+            self._relays.add(key, ClockShardAt(config.shard_addresses[0], member_id), child.tell)
 
     def _forget_certificate(self, key: StageKey) -> None:
         if self._certificates is not None:
@@ -486,6 +502,8 @@ class Children:
     def stop_all(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
         """Terminate all children, with SIGKILL after the grace period; returns when they are gone."""
         end_children(self._children(lambda _: True), grace_seconds=grace_seconds, clock=self._clock)
+        if self._relays is not None:
+            self._relays.close()
         self._frozen_caches.close()
 
     def _children(self, wanted: Callable[[JobId], bool]) -> list[Child]:

@@ -67,6 +67,7 @@ from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity,
 from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
+from hetpipe.server.shard.relayed_log import RelayedLog
 from hetpipe.values.cluster import node_of
 from hetpipe.values.memory import LayerPolicy, policies_of
 from hetpipe.values.requests import Requester
@@ -106,6 +107,8 @@ class Wiring:
     """Replaces the device's own emulation."""
     watch: Watch = lambda *_: None
     stall_seconds: float = STALL_SECONDS
+    relayed: RelayedLog | None = None
+    """The decision log from the agent; None: the stage follows the clock shard itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +394,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         clock=wiring.clock,
         timeline=wiring.timeline,
         compression=sync.compress_pushes,
+        relayed=wiring.relayed,
     )
     client.start()
     checkpoints = store_of(config.run_dir, job.storage)

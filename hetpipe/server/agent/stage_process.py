@@ -16,6 +16,7 @@ from typing import NoReturn
 import torch
 
 from hetpipe import failpoints
+from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.conditions import Conditions
 from hetpipe.errors import HetpipeError, HistoryIncomplete, Unavailable
 from hetpipe.job.file import Job
@@ -43,6 +44,7 @@ from hetpipe.server.agent.stage_assembly import (
 from hetpipe.server.agent.stage_readings import StageReadings
 from hetpipe.server.shard.emulated import over
 from hetpipe.server.shard.failing import FailpointCalls
+from hetpipe.server.shard.relayed_log import RelayedLog
 from hetpipe.server.shard.retries import RetryingCalls, RetryPolicy, RetryState
 from hetpipe.values import wire
 from hetpipe.values.commands import stage_name
@@ -60,7 +62,14 @@ from hetpipe.wire.tls import Tls, tls_from_environment
 _log = get_logger(__name__)
 
 
-def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None, link_port: int = 0) -> int:
+def main(
+    pipe: ReportPipe,
+    first_line: bytes,
+    *,
+    metrics_port: int | None = None,
+    link_port: int = 0,
+    relayed: RelayedLog | None = None,
+) -> int:
     """Run the stage configured by the first line; returns the exit status.
 
     Args:
@@ -68,6 +77,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
         first_line: its configuration.
         metrics_port: port of its metrics; None: no metrics.
         link_port: port for the next stage; 0: any free port.
+        relayed: the decision log from the agent; None: there is no agent that relays it.
     """
     torch.set_num_threads(1)
     settle_memory(one_heap=True)
@@ -101,7 +111,7 @@ def main(pipe: ReportPipe, first_line: bytes, *, metrics_port: int | None = None
             incarnation=config.incarnation,
         )
         with _metrics(config.host, metrics_port, stage_readings):
-            done = _run(config, identity, name, report, link_port=link_port)
+            done = _run(config, identity, name, report, link_port=link_port, relayed=relayed)
     except Exception as error:  # noqa: BLE001 - the outermost frame: any error becomes one sentence and a status
         _log.exception("the stage failed")
         report(_failure(identity, error))
@@ -136,6 +146,7 @@ def _run(
     report: Callable[[StageReport], None],
     *,
     link_port: int,
+    relayed: RelayedLog | None,
 ) -> StageDone:
     report_phase("importing the user's code and building model and data")
     # The only place where a stage parses the job.
@@ -174,6 +185,7 @@ def _run(
         metrics=metrics,
         cache=cache_folders(os.environ, job),
         stall_seconds=patience_seconds,
+        relayed=relayed,
     )
     runner, client = assemble(job, config, code, wiring)
     end_phases()
@@ -234,7 +246,10 @@ def _records(
 def program() -> NoReturn:
     """Run this process; see `hetpipe.launch`."""
     metrics_port, link_port = (int(os.environ.get(name) or 0) for name in (METRICS_PORT, LINK_PORT))
-    run_child(partial(main, metrics_port=metrics_port or None, link_port=link_port))
+    relayed = RelayedLog(SYSTEM_CLOCK)
+    run_child(
+        partial(main, metrics_port=metrics_port or None, link_port=link_port, relayed=relayed), on_input=relayed.feed
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """A stage's client of the shards: pushes and pulls in the background to overlap with compute.
 
 One thread pushes waves in order and reports them staged; one prefetches published weights; one follows the decision
-log. Their results reach the stage through the `SyncListener`, on their threads.
+log, as its agent relays it or, without that, from the clock shard. Their results reach the stage through the
+`SyncListener`, on their threads.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from hetpipe.checkpoint.manifest import MANIFEST, file_digest
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
+from hetpipe.decide.sync.log_view import is_counted
 from hetpipe.errors import (
     BuffersMissing,
     ClockFreed,
@@ -25,10 +27,12 @@ from hetpipe.errors import (
     StaleIncarnation,
     WaveOutOfOrder,
 )
+from hetpipe.observe.log import get_logger
 from hetpipe.observe.timeline import Activity, TimelineWriter
 from hetpipe.pipeline.synchroniser import SyncListener
 from hetpipe.server.shard.buffer_exchange import buffers_layout, run_map
 from hetpipe.server.shard.chunks import ChunkReceiver, Chunks, RunMap
+from hetpipe.server.shard.relayed_log import RelayedLog
 from hetpipe.values.ids import Clock, ShardIndex, Wave
 from hetpipe.values.plan import DTYPE_BYTES, SlicePlan
 from hetpipe.values.requests import (
@@ -49,11 +53,14 @@ from hetpipe.wire.calls import (
     GetProgressRequest,
     HoldClockRequest,
     JoinRequest,
+    LogRecords,
     ReportCheckpointRequest,
     ReportInitializedRequest,
     ReportPreparedRequest,
     ReportStagedRequest,
 )
+
+_log = get_logger(__name__)
 
 #: Pause before polling again.
 _FIRST_PAUSE_SECONDS = 0.002
@@ -100,8 +107,10 @@ class ShardClient:
         clock: TimeSource,
         timeline: TimelineWriter,
         compression: PushCompression = "none",
+        relayed: RelayedLog | None = None,
     ) -> None:
         self.requester = requester
+        self._relayed = relayed
         self._compression = compression
         self._slices = tuple(slices)
         self._shares = self._pushed = shares_of(slices, pool.layout)
@@ -116,6 +125,10 @@ class ShardClient:
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="pull")
         self._bulk = ThreadPoolExecutor(max(1, 2 * len(shards)), thread_name_prefix="transfer")
         self._follower: threading.Thread | None = None
+        #: Whether this stage is a member of the current segment; None before the first.
+        self._is_counted: bool | None = None
+        #: Who sent the last records.
+        self._source = ""
         #: The latest part of a checkpoint, and its digest.
         self._part: tuple[Path | None, list[CheckpointFile]] = (None, [])
         #: Bytes of weights sent and received, gaps between slices included.
@@ -251,6 +264,8 @@ class ShardClient:
     def close(self) -> None:
         """Stop background work and close the connections; operations in progress fail silently."""
         self._stopped.set()
+        if self._relayed is not None:
+            self._relayed.close()
         for shard in self._shards:
             shard.close()
         for executor in (self._pusher, self._fetcher, self._bulk):
@@ -385,11 +400,31 @@ class ShardClient:
         position = FROM_NEWEST_SEGMENT
         try:
             while not self._stopped.is_set():
-                own = self.requester
-                request = FollowLogRequest(own.job_id, own.term, position, gathered=True, requester=own)
-                for found in self.clock_shard.stream(calls.FOLLOW_LOG, request):
+                for found in self._log_from(position):
                     position = found.records[-1].index + 1
+                    own, before = self.requester, self._is_counted
+                    self._is_counted = is_counted(found.records, own.vw, own.incarnation, before=before)
                     self._listener.on_records(found.records)
         except HetpipeError as error:
             if not self._stopped.is_set():
                 self._listener.on_error(error)
+
+    def _log_from(self, position: int) -> Iterable[LogRecords]:
+        """The next records: one message of the agent, or a stream of the clock shard.
+
+        The eviction of a stage that is not a member has no record: only the clock shard can tell it.
+        """
+        if self._relayed is not None and self._is_counted is not False:
+            relayed = self._relayed.take(position)
+            if relayed is not None or self._stopped.is_set():
+                self._note_source("agent")
+                return () if relayed is None else (relayed,)
+        self._note_source("clock shard")
+        own = self.requester
+        request = FollowLogRequest(own.job_id, own.term, position, gathered=True, requester=own)
+        return self.clock_shard.stream(calls.FOLLOW_LOG, request)
+
+    def _note_source(self, source: str) -> None:
+        if source != self._source:
+            _log.info("log_followed", source=source)
+            self._source = source

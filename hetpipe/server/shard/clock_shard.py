@@ -20,6 +20,7 @@ from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
+    HandoverRecord,
     PlanRecord,
     PublishRecord,
     Record,
@@ -43,10 +44,11 @@ from hetpipe.server.shard.decision_events import (
     RunKept,
     Staged,
     StagePrepared,
+    StateWritten,
 )
 from hetpipe.server.shard.journal import Address, ClockState, Journal, RecoveredDecisions
 from hetpipe.values.decisions import BarrierDecision, DecisionMoment, FreezeDecision, MoveDecision
-from hetpipe.values.ids import Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.values.ids import AgentId, Clock, Incarnation, ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.requests import Meeting, Requester
 from hetpipe.values.rewinds import first_folder
@@ -203,12 +205,16 @@ class ClockShard:
             self._decide(BarrierRequested(reason))
             return self._log.segment.end
 
-    def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> bool:
-        """Evict an incarnation of a virtual worker; returns whether it had already left, so that there is no record."""
+    def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
+        """Evict an incarnation of a virtual worker."""
         with self.condition:
-            had_left = self._log.has_left(vw, incarnation)
             self._decide(Evicted(vw, incarnation))
-            return had_left
+
+    def state_written(self, requester: Requester, clock: Clock, *, whole: bool) -> None:
+        """Record that a stage has written its part of the checkpoint at `clock`, or could not; matters as it leaves."""
+        with self.condition:
+            if self._log.has_left(requester.vw, requester.incarnation):
+                self._decide(StateWritten(requester.vw, requester.incarnation, requester.stage, clock, whole))
 
     def drain(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
         """Let a virtual worker leave at the next barrier."""
@@ -301,6 +307,12 @@ class ClockShard:
         with self.condition:
             return () if self._run is None else self._run.shards
 
+    @property
+    def agents(self) -> frozenset[AgentId]:
+        """The agents whose devices the job has; empty without a run document."""
+        with self.condition:
+            return frozenset() if self._run is None else frozenset(info.agent for info in self._run.agents)
+
     def attendance(self) -> Attendance:
         """Virtual workers at the newest passed barrier.
 
@@ -316,13 +328,6 @@ class ClockShard:
                 for found in (self._log.members, self._log.leavers)
             )
             return Attendance(segment, members, leavers)
-
-    def gone_leavers(self) -> tuple[VirtualWorkerIndex, ...]:
-        """Workers that left at the newest passed barrier and were evicted since."""
-        with self.condition:
-            segment = self._log.newest_segment
-            left = () if segment is None else segment.left
-            return tuple(member.vw for member in left if not self._log.has_left(member.vw, member.incarnation))
 
     def progress(self) -> Progress:
         """Progress at the start of the current segment."""
@@ -430,10 +435,17 @@ class ClockShard:
                     self._history.plan(
                         vw=vw, incarnation=incarnation, clock=clock, version=version, bounds=bounds, live=True
                     )
-                case EvictRecord(_, vw, incarnation, clock):
-                    self._history.evict(vw=vw, incarnation=incarnation, clock=clock)
+                case EvictRecord() | HandoverRecord():
+                    self._log_end(record)
                 case _:
                     pass
+
+    def _log_end(self, record: EvictRecord | HandoverRecord) -> None:
+        vw, incarnation, clock = record.vw, record.incarnation, record.clock
+        if isinstance(record, EvictRecord):
+            self._history.evict(vw=vw, incarnation=incarnation, clock=clock)
+        else:
+            self._history.handover(vw=vw, incarnation=incarnation, clock=clock, whole=record.whole)
 
     def _decided_by_norms(self, record: SegmentRecord) -> FreezeDecision | BarrierDecision | None:
         """What norms of gradients have decided at a barrier, or that there is one because of them; None: neither."""

@@ -110,6 +110,22 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class StateWritten:
+    """A stage that leaves has written its part of the barrier's checkpoint, or could not."""
+
+    vw: VirtualWorkerIndex
+    incarnation: Incarnation
+    stage: StageIndex
+    clock: Clock
+    whole: bool
+    kind: Literal["state_written"] = "state_written"
+
+    def apply(self, log: DecisionLog) -> Sequence[Record]:
+        """Apply by `DecisionLog.state_written`."""
+        return log.state_written(self.vw, self.incarnation, self.stage, self.clock, whole=self.whole)
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """A virtual worker is to leave at the next barrier."""
 
@@ -202,6 +218,7 @@ DecisionEvent = (
     | Held
     | BarrierRequested
     | Evicted
+    | StateWritten
     | Drained
     | Moved
     | StagePrepared

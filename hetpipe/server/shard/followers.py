@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 
 from hetpipe.clock import Clock as TimeSource
+from hetpipe.decide.sync.log_view import without_implied
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.values.bounds import MAX_SHARDS, MAX_STAGES
 from hetpipe.values.requests import Requester
@@ -63,8 +64,8 @@ class Followers:
             start: see `DecisionLog.records_from`.
             context: context of the call.
             outlet: the way to its client.
-            gathered: whether commits are batched into fewer messages.
-            who: the following stage, whose older feed ends; None for a shard.
+            gathered: whether commits are batched into fewer messages, without those that a publication implies.
+            who: the following stage, whose older feed ends; None for a shard or an agent.
 
         Raises:
             StaleIncarnation: the stage's incarnation is over; it ends the feed if it is over later.
@@ -76,7 +77,7 @@ class Followers:
             nonlocal position
             if who is not None:
                 self._own.check_follower(who)
-            batch = self._batch(position, jumps=gathered)
+            batch = self._batch(position, gathered=gathered)
             if batch is not None:
                 position = batch.records[-1].index + 1
             return batch
@@ -84,17 +85,18 @@ class Followers:
         feeds = self._stages if gathered or who is not None else self._shards
         feeds.open(context, outlet, take, key=who)
 
-    def _batch(self, start: int, *, jumps: bool) -> LogRecords | None:
+    def _batch(self, start: int, *, gathered: bool) -> LogRecords | None:
         """The records from `start`; None if there are none yet. Called with the log's lock held."""
         end = self._own.num_records
         if end != self._end:
             self._batches, self._end = {}, end
-        known = self._batches.get((start, jumps))
+        known = self._batches.get((start, gathered))
         if known is None:
-            records = tuple(self._own.records_from(start, jumps=jumps))
+            found = self._own.records_from(start, jumps=gathered)
+            records = without_implied(found) if gathered else tuple(found)
             if not records:
                 return None
-            known = self._batches[start, jumps] = LogRecords(records, acknowledge_later=not self._own.awaits_shards)
+            known = self._batches[start, gathered] = LogRecords(records, acknowledge_later=not self._own.awaits_shards)
         return known
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from hetpipe import failpoints
+from hetpipe.errors import CheckpointNotWritten
 from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.values.requests import BuffersHeader, Meeting, PullHeader, PushHeader, PushReply, Watermarks
 from hetpipe.values.sync import Progress
@@ -119,7 +120,13 @@ class _ClockCalls:
         self._clock.check_requester(request.requester)
         self._job.keeper.follow(*self._clock.passed())  # the log follower may lag
         requester, clock, files = request.requester, request.clock, request.files
-        return CheckpointParts(self._job.keeper.report(requester, clock, files, failure=request.failure))
+        try:
+            is_complete = self._job.keeper.report(requester, clock, files, failure=request.failure)
+        except CheckpointNotWritten:  # the checkpoint is not, but its part is
+            self._clock.state_written(requester, clock, whole=not request.failure)
+            raise
+        self._clock.state_written(requester, clock, whole=not request.failure)
+        return CheckpointParts(is_complete)
 
     def report_shard_checkpoint(self, request: ReportShardCheckpointRequest, _: Context) -> CheckpointParts:
         self._job.keeper.follow(*self._clock.passed())

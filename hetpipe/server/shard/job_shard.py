@@ -20,7 +20,7 @@ from hetpipe.checkpoint.store import store_of
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.conditions import Conditions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
-from hetpipe.decide.sync.records import EvictRecord, Record, SegmentRecord
+from hetpipe.decide.sync.records import EvictRecord, HandoverRecord, Record, SegmentRecord
 from hetpipe.decide.sync.segment import ends_run
 from hetpipe.errors import Busy, HistoryIncomplete, ProtocolViolation, StaleTerm, StateLost, Unavailable, UnknownJob
 from hetpipe.observe.history import HistoryWriter
@@ -31,7 +31,7 @@ from hetpipe.server.shard.job_storage import AckLevel, JobStorage
 from hetpipe.server.shard.shard import Shard
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.ids import Clock as ClockValue
-from hetpipe.values.ids import Incarnation, ShardIndex, VirtualWorkerIndex
+from hetpipe.values.ids import ShardIndex
 from hetpipe.values.plan import DTYPE_BYTES
 from hetpipe.values.requests import CheckpointFile
 from hetpipe.values.shard_config import ShardConfig, shard_name
@@ -138,13 +138,6 @@ class JobShard:
     def keeper(self) -> CheckpointKeeper:
         """The checkpoint keeper, on the clock shard."""
         return self.of_clock_shard(self._keeper)
-
-    def evict(self, vw: VirtualWorkerIndex, incarnation: Incarnation) -> None:
-        """Evict an incarnation of a virtual worker; on the clock shard only."""
-        own, keeper = self.clock_shard, self.keeper
-        keeper.follow(*own.passed())  # the log follower may lag
-        if own.evict(vw, incarnation):
-            keeper.evict(vw)
 
     def of_clock_shard(self, part: PartT | None) -> PartT:
         """Return `part`, which only the clock shard has. Raises ProtocolViolation on any other shard."""
@@ -277,8 +270,6 @@ class JobShard:
         records = self._clock_shard.records_from(FROM_NEWEST_SEGMENT)
         for record in records:
             self.keeper.follow(record, self._clock_shard.progress())
-        for vw in self._clock_shard.gone_leavers():
-            self.keeper.evict(vw)
         self._checkpoints.take_up(records, self.keeper.adopt)
 
     @property
@@ -300,7 +291,7 @@ class JobShard:
             self._state.try_again()
         if self._is_behind:
             return  # an earlier process wrote the checkpoints of old barriers; the newest is taken up afterwards
-        if self._keeper is not None and isinstance(record, SegmentRecord | EvictRecord):
+        if self._keeper is not None and isinstance(record, SegmentRecord | EvictRecord | HandoverRecord):
             self._keeper.follow(record, self.clock_shard.progress())
         assert self._checkpoints is not None, "it was started"
         self._checkpoints.follow(record)

@@ -41,7 +41,7 @@ from hetpipe.server.shard.job_storage import (
 from hetpipe.server.shard.run_history import HistoryFactory
 from hetpipe.values.addresses import split_address
 from hetpipe.values.conditions import Condition
-from hetpipe.values.identity import NamedPeer
+from hetpipe.values.identity import NamedPeer, Role
 from hetpipe.values.ids import JobId, ShardIndex, Term
 from hetpipe.values.members import NO_TERM
 from hetpipe.values.requests import (
@@ -338,7 +338,7 @@ class ShardServer:
 
     def _evict(self, request: EvictRequest, _: Context) -> None:
         check_life(request.vw, request.incarnation)
-        self._job(request.job_id, request.term).shard.evict(request.vw, request.incarnation)
+        self._job(request.job_id, request.term).shard.clock_shard.evict(request.vw, request.incarnation)
 
     def _drain(self, request: DrainRequest, _: Context) -> None:
         check_life(request.vw, request.incarnation)
@@ -406,10 +406,22 @@ class ShardServer:
 
     def _follow_log(self, request: FollowLogRequest, context: Context, outlet: Outlet[LogRecords]) -> None:
         """Implement `Followers.follow`."""
-        self._check_shard(context, request.job_id)
+        self._check_follower(context, request.job_id)
         job = self._job(request.job_id, request.term)
         followers = job.shard.of_clock_shard(job.followers)
         followers.follow(request.start, context, outlet, gathered=request.gathered, who=request.requester)
+
+    def _check_follower(self, context: Context, job_id: JobId) -> None:
+        """Reject agents without devices of the job, and the parameter servers of other jobs.
+
+        Raises:
+            PermissionDenied: the caller is one of them.
+        """
+        peer = caller_of(context)
+        if not isinstance(peer, NamedPeer) or peer.role is not Role.AGENT:
+            self._check_shard(context, job_id)
+        elif peer.name not in self._job(job_id).shard.clock_shard.agents:
+            raise PermissionDenied(f"{peer} has no devices of job {job_id}")
 
     def _check_shard(self, context: Context, job_id: JobId, shard: ShardIndex | None = None) -> None:
         """Reject callers other than the job's own parameter servers, and impersonation of `shard`.

@@ -14,6 +14,7 @@ from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
+    HandoverRecord,
     InitializeRecord,
     PublishRecord,
     Record,
@@ -169,7 +170,9 @@ class Oracle:
         """Judge the next record. `used` are the epoch and samples that go with a commit."""
         assert record.index == self.seen
         self.seen += 1
-        assert not self.finished or isinstance(record, EvictRecord | SegmentRecord), f"{record} after the end"
+        assert not self.finished or isinstance(record, EvictRecord | HandoverRecord | SegmentRecord), (
+            f"{record} after the end"
+        )
         assert self.wants_segment is None or isinstance(record, SegmentRecord), f"{record} where a segment begins"
         match record:
             case TermRecord():

@@ -10,6 +10,7 @@ from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, L
 from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
+    HandoverRecord,
     InitializeRecord,
     NewCut,
     PlanRecord,
@@ -270,10 +271,43 @@ class TestDraining:
         )
         with pytest.raises(WaveOutOfOrder, match="virtual worker 1 left at clock 3, but reports wave 3"):
             log.staged(VW[1], LIFE, Wave(3), StageIndex(0), (), segment=Clock(0))
+        assert log.evict(VW[1], LIFE) == [HandoverRecord(log.num_records - 1, VW[1], LIFE, Clock(3), whole=False)]
         assert not log.evict(VW[1], LIFE), "its process has ended"
         with pytest.raises(StaleIncarnation):
             log.check_stage(VW[1], LIFE, StageIndex(0))
         assert log.segment.end > 3, "the other goes on"
+
+    @pytest.mark.parametrize("case", ["whole", "not written", "written in part", "could not", "comes back"])
+    def test_what_a_leaver_hands_over_is_decided_once(self, case: str) -> None:
+        log = started()
+        log.drain(VW[0], LIFE)
+        first, second = StageIndex(0), StageIndex(1)
+        assert not log.state_written(VW[0], LIFE, first, Clock(0), whole=True), "it has not left"
+        for wave in range(3):
+            commit(log, 0, wave)
+            commit(log, 1, wave)
+            acknowledge(log)
+        record, before = HandoverRecord(log.num_records, VW[0], LIFE, Clock(3), whole=case == "whole"), log.num_records
+        assert not log.state_written(VW[0], LIFE, first, Clock(2), whole=True), "of another barrier"
+        assert not log.state_written(VW[1], LIFE, first, Clock(3), whole=True), "of one that goes on"
+        with pytest.raises(ProtocolViolation, match="there is no stage 2"):
+            log.state_written(VW[0], LIFE, StageIndex(2), Clock(3), whole=True)
+        if case in ("whole", "written in part"):
+            assert not log.state_written(VW[0], LIFE, first, Clock(3), whole=True)
+            assert not log.state_written(VW[0], LIFE, first, Clock(3), whole=True), "again"
+        if case == "whole":
+            assert log.state_written(VW[0], LIFE, second, Clock(3), whole=True) == [record]
+        if case == "could not":
+            assert log.state_written(VW[0], LIFE, second, Clock(3), whole=False) == [record]
+            assert not log.state_written(VW[0], LIFE, first, Clock(3), whole=False)
+        restored = DecisionLog.restore(log.config, log.state())
+        for each in (log, restored):
+            if case == "comes back":
+                each.admit(VW[0], Incarnation(1), 2)
+            else:
+                each.evict(VW[0], LIFE)
+            assert not each.state_written(VW[0], LIFE, second, Clock(3), whole=True)
+            assert each.records_from(before) == [record]
 
     def test_who_left_may_be_at_work_until_its_end_is_known(self) -> None:
         """Also behind the next barrier, and though it is asked to leave once more."""

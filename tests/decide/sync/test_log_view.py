@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hetpipe.decide.sync.log_view import LogView
+from hetpipe.decide.sync.log_view import LogView, is_counted, without_implied
 from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
     EvictRecord,
     InitializeRecord,
     PublishRecord,
+    Record,
     SegmentMember,
     SegmentRecord,
     TermRecord,
@@ -87,3 +88,34 @@ def test_it_agrees_with_the_log() -> None:
     assert view.committed == {vw: member.committed for vw, member in log.members.items()}
     assert view.barrier is not None
     assert (view.barrier.clock, view.barrier.reason) == (log.segment.end, log.segment.reason)
+
+
+def test_commits_that_a_publication_implies_are_not_needed() -> None:
+    """A view of fewer records is the same."""
+    records: list[Record] = [
+        segment(0, 3, (), 0, 0),
+        CommitRecord(1, VW[0], LIFE, Wave(3), 9),
+        CommitRecord(2, VW[0], LIFE, Wave(4), 9),
+        EvictRecord(3, VW[1], LIFE, Clock(3)),
+        PublishRecord(4, Clock(4), (Clock(4),)),
+        CommitRecord(5, VW[0], LIFE, Wave(5), 9),
+    ]
+    needed = without_implied(records)
+    assert [record.index for record in needed] == [0, 2, 3, 4, 5]
+    assert without_implied(records[1:2]) == tuple(records[1:2]), "nothing is published yet"
+    whole, short = LogView(Clock(3)), LogView(Clock(3))
+    whole.follow(records)
+    short.follow(needed)
+    assert vars(whole) == vars(short)
+    short = LogView(Clock(3))
+    short.follow(without_implied(records[:5:2]))
+    assert short.behind(Clock(4)) == [], "nobody is behind what is published"
+
+
+def test_a_stage_is_counted_by_the_newest_segment() -> None:
+    evicted = EvictRecord(1, VW[1], LIFE, Clock(3))
+    assert is_counted([evicted], VW[1], LIFE, before=None) is None
+    assert is_counted([segment(0, 3, (), 0, 0)], VW[1], LIFE, before=None) is True
+    assert is_counted([segment(0, 3, (), 0, 0), evicted], VW[1], Incarnation(1), before=None) is False
+    assert is_counted([segment(2, 7, ("join",), 0, 1)], VW[1], Incarnation(1), before=False) is True
+    assert is_counted([segment(2, 7, ("join",), 0, 1)], VW[1], LIFE, before=True) is False

@@ -24,7 +24,7 @@ from hetpipe.errors import HetpipeError, PermissionDenied, Unavailable
 from hetpipe.forking.process import Launch, Process, spawn
 from hetpipe.profiler.link_order import LinkAnswer
 from hetpipe.roots import Roots
-from hetpipe.server.agent.child import Child, ChildSpec, Listener, end_children
+from hetpipe.server.agent.child import MAX_UNSENT_BYTES, Child, ChildSpec, Listener, end_children
 from hetpipe.server.agent.children import Children, Programs
 from hetpipe.server.agent.stage_certificates import StageCertificates
 from hetpipe.values.commands import (
@@ -52,6 +52,7 @@ from hetpipe.values.wire import plain
 from hetpipe.wire.tls import TLS_VARIABLE, Tls
 from tests.certs.cluster import AGENT, cluster
 from tests.decide.lifecycle.test_known_links import copies, link
+from tests.polling import wait_until
 from tests.profiler.builders import measurement
 from tests.server.agent.programs import ends, environment, fake_programs
 from tests.server.coordinator.builders import JOB_ID, agent_info, job, model, shard_member, submission
@@ -323,6 +324,39 @@ class TestEnding:
         assert exits.get(timeout=10.0) == 0
 
         assert ends(grandchild)
+
+    def test_it_reads_what_it_is_told(self, tmp_path: Path) -> None:
+        child, lines = self.listening(tmp_path, "line, *rest = [sys.stdin.readline() for _ in range(3)]; report(rest)")
+        wait_until(lambda: child.tell(b"one\n"), timeout_seconds=10.0, what="its first line is written")
+        assert child.tell(b"two\n")
+        assert lines.get(timeout=10.0) == b"['one\\n', 'two\\n']\n"
+        assert child.exited.wait(10.0)
+        assert not child.tell(b"three\n")
+
+    def test_nobody_waits_for_one_that_does_not_read(self, tmp_path: Path) -> None:
+        child, lines = self.listening(tmp_path, "sys.stdin.readline(); report(0); time.sleep(60)")
+        assert lines.get(timeout=10.0) == b"0\n"
+        kilobytes, told = bytes(1024), 0
+        while child.tell(kilobytes):
+            told += 1
+        assert told * 1024 > MAX_UNSENT_BYTES
+        assert not child.tell(b""), "what it is told has a hole"
+        child.send_signal(signal.SIGKILL)
+        assert child.exited.wait(10.0)
+
+    def listening(self, folder: Path, source: str) -> tuple[Child, queue.SimpleQueue[bytes]]:
+        script = folder / "child.py"
+        head = "import os, sys, time\ndef report(what): os.write(int(sys.argv[2]), f'{what}\\n'.encode())\n"
+        script.write_text(f"{head}{source}\n")
+        lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        spec = ChildSpec(
+            name="child",
+            command=(sys.executable, "-S", str(script)),
+            first_line="{}",
+            environment=environment(),
+            log_path=folder / "child.out",
+        )
+        return Child(spec, Listener(on_line=lines.put, on_exit=lambda _code, _words: None)), lines
 
     def test_ending_nobody_takes_no_time(self) -> None:
         end_children([], grace_seconds=10.0, clock=SYSTEM_CLOCK)

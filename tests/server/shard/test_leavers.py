@@ -116,7 +116,7 @@ def test_a_leaver_is_told_of_and_does_its_part(server: Server) -> None:
 def test_a_leaver_that_dies_is_not_waited_for(server: Server, *, restarts: bool) -> None:
     """Also not by a process that comes after the one that heard of it."""
     clock = server.leave()
-    server.shard.evict(LEAVER, LIFE)
+    server.shard.clock_shard.evict(LEAVER, LIFE)
     if restarts:
         server.shard.stop()
         server.start()
