@@ -262,6 +262,7 @@ def _repeated(
             start=start.start,
             vw=vw,
             p=p,
+            wave=wave.number,
             scratch=Path(scratch),
         )
     chain = layers_of_job(job, import_path, build_model(job, import_path), dataset)

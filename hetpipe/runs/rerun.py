@@ -97,6 +97,7 @@ def weights_of(
     start: Start,
     vw: VirtualWorkerIndex,
     p: int,
+    wave: int,
     scratch: Path,
 ) -> Seen:
     """Repeat a run until every stage of a virtual worker has begun minibatch `p`.
@@ -108,6 +109,7 @@ def weights_of(
         start: the barrier to start from.
         vw: virtual worker.
         p: minibatch, from 1.
+        wave: its wave; those before it are compared.
         scratch: an empty folder for what the repetition writes.
 
     Raises:
@@ -118,7 +120,7 @@ def weights_of(
     same = job.model_copy(update={"elastic": job.elastic.model_copy(update={"script": script})}) if decided else job
     again = _Again(same, import_path, start, wanted=(vw, p), scratch=scratch)
     seen = again.run()
-    _compare(run_dir, scratch, len(start.plan.virtual_workers))
+    _compare(run_dir, scratch, len(start.plan.virtual_workers), wave)
     return seen
 
 
@@ -294,8 +296,8 @@ class _Again:
             self._changed.notify_all()
 
 
-def _compare(run_dir: Path, again: Path, num_workers: int) -> None:
-    """Compare the waves of a repetition with those of the run.
+def _compare(run_dir: Path, again: Path, num_workers: int, end: int) -> None:
+    """Compare the waves of a repetition before wave `end` with those of the run.
 
     Raises:
         UserError: samples or losses differ.
@@ -306,12 +308,12 @@ def _compare(run_dir: Path, again: Path, num_workers: int) -> None:
     )
     used = _by_wave(clock_shard_file(run_dir), "indices", "used")
     for (vw, wave), indices in _by_wave(clock_shard_file(again), "indices", "used").items():
-        if (vw, wave) in used and used[vw, wave] != indices:
+        if wave < end and used.get((vw, wave), indices) != indices:
             raise UserError(f"repeated, the run uses other samples in wave {wave} of virtual worker {vw}, {other}")
     for vw in range(num_workers):
         losses = _by_wave(metrics_path(run_dir, vw), "loss", vw=vw)
         for (_, wave), loss in _by_wave(metrics_path(again, vw), "loss", vw=vw).items():
-            if losses.get((vw, wave), loss) != loss:
+            if wave < end and losses.get((vw, wave), loss) != loss:
                 raise UserError(
                     f"repeated, the run has the loss {loss!r} in wave {wave} of virtual worker {vw} instead of "
                     f"{losses[vw, wave]!r}, {other}"
