@@ -42,7 +42,6 @@ _LAYERS_PER_CHOICE = 4
 _NUM_BOUNDS = 5
 
 _Goal = Literal["ticks", "swapped_bytes", "recomputed_ticks"]
-_GOALS: tuple[_Goal, ...] = ("ticks", "swapped_bytes", "recomputed_ticks")
 
 
 @dataclass(slots=True)
@@ -166,7 +165,12 @@ class _Suffix:
 
 
 def choose_policies(
-    stage: StageFigures, memory_bytes: int, *, enough_ticks: int = 0, budget: Budget | None = None
+    stage: StageFigures,
+    memory_bytes: int,
+    *,
+    enough_ticks: int = 0,
+    budget: Budget | None = None,
+    only_ticks: bool = False,
 ) -> LayerMemoryPlan | None:
     """The best policies for `stage` within `memory_bytes`; None if none fit.
 
@@ -175,6 +179,7 @@ def choose_policies(
         memory_bytes: memory of its device.
         enough_ticks: a time per minibatch below which nothing is gained: shorter ones count as equal.
         budget: limit of the search; by default `MAX_EXAMINED`.
+        only_ticks: whether it is the same how much policies swap and recompute that are as fast.
     """
     kept: tuple[LayerPolicy, ...] = tuple("keep" for _ in stage.layers)
     cost = stage_memory(stage, kept)
@@ -183,8 +188,11 @@ def choose_policies(
     search = _Search(stage, memory_bytes, enough_ticks, budget or Budget(MAX_EXAMINED))
     if not search.find_any():
         return None
-    for goal in _GOALS:
-        search.minimise(goal)
+    search.minimise("ticks")
+    if only_ticks:
+        return None if search.best is None else replace(search.best, is_least=False)
+    search.minimise("swapped_bytes")
+    search.minimise("recomputed_ticks")
     return search.best
 
 

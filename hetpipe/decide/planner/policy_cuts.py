@@ -10,7 +10,8 @@ ask for each. So cuts are searched lazily:
   so differences of two arrays.
 * Dynamic programming finds the cuts whose largest bound is least, which is a lower bound for every plan. The policies
   of these stages are chosen, what is found replaces their bounds and those of stages that cannot be faster, and the
-  cuts are searched again, until the time of a plan equals the bound.
+  cuts are searched again, until the time of a plan equals the bound. While they are new, those cuts go first that
+  would be best if all bounds of a stage were as far below its times as one that was found.
 
 The same is then done for swapped bytes and recomputed time among the stages that are as fast as needed.
 """
@@ -174,10 +175,7 @@ class _Search:
                 return limit, limit >= self._ticks
             if lowest > self._ticks - 0.5:
                 return lowest, True
-            wanted = [key for key in path if key not in self._tried]
-            if not wanted:
-                slow = [key for key in path if self._tried[key].ticks > lowest + 0.5]
-                wanted = [key for key in slow if not self._tried[key].is_long]
+            path, wanted = self._promising(window, path, lowest)
             if not wanted or self._budget.choices < 0:
                 return lowest, True
             for key in wanted:
@@ -189,12 +187,30 @@ class _Search:
             if self._ticks <= self._enough_ticks:
                 return lowest, True
 
+    def _promising(self, window: _Window, path: tuple[_Key, ...], lowest: float) -> tuple[tuple[_Key, ...], list[_Key]]:
+        """The cuts to go on with, and their stages to choose policies of, for the first time or with more effort.
+
+        As long as they are new, those are the cuts that are likely to be best: bounds are further below the times of
+        some stages than of others, and the cuts `path` with the least bound would approach them layer by layer.
+        """
+        slower = [1.0] * len(self._places)
+        for key, tried in self._tried.items():
+            if tried.plan is not None:
+                slower[key[0]] = max(slower[key[0]], tried.ticks / window.first_bound(key))
+        likely = window.likely(slower)
+        for each in (likely, path):
+            if new := [key for key in each if key not in self._tried]:
+                return each, new
+        slow = [key for key in path if self._tried[key].ticks > lowest + 0.5]
+        return path, [key for key in slow if not self._tried[key].is_long]
+
     def _try(self, key: _Key, enough_ticks: int) -> None:
         """Choose the policies of a stage; if that was done before, with more effort."""
         stage, first, last = key[0], self._cuts[key[1]], self._cuts[key[2]]
         is_long = key in self._tried
         place = self._places[stage]
-        plan = self._chosen(place, first, last, enough_ticks, is_long=is_long)
+        few = 0 if self._enough_ticks else _FEW_EXAMINED
+        plan = self._chosen(place, first, last, enough_ticks, MAX_EXAMINED if is_long else few, only_ticks=True)
         before = self._tried.get(key)
         least = float("inf") if plan is None else float(plan.cost.ticks - plan.gap_ticks)
         least = least if least > enough_ticks else 0.0
@@ -206,13 +222,18 @@ class _Search:
         self._tried[key] = _Tried(plan, least, is_long)
 
     def _chosen(
-        self, place: StagePlace, first: int, last: int, enough_ticks: int, *, is_long: bool
+        self, place: StagePlace, first: int, last: int, enough_ticks: int, choices: int, *, only_ticks: bool = False
     ) -> LayerMemoryPlan | None:
-        """The policies of a stage, with more effort if `is_long`."""
-        few = 0 if self._enough_ticks else _FEW_EXAMINED
-        budget = Budget(max(0, min(MAX_EXAMINED if is_long else few, self._budget.choices)))
+        """The policies of a stage, with at most `choices` partial choices."""
+        budget = Budget(max(0, min(choices, MAX_EXAMINED, self._budget.choices)))
         self._budget.choices -= budget.choices
-        plan = choose_policies(place.figures(first, last), place.memory_bytes, enough_ticks=enough_ticks, budget=budget)
+        plan = choose_policies(
+            place.figures(first, last),
+            place.memory_bytes,
+            enough_ticks=enough_ticks,
+            budget=budget,
+            only_ticks=only_ticks,
+        )
         self._budget.choices += budget.choices
         return plan
 
@@ -263,7 +284,8 @@ class _Search:
         chosen: dict[_Key, LayerMemoryPlan | None] = {}
         path: Sequence[_Key] = found
         while wanted := [key for key in path if key not in chosen]:
-            chosen.update((key, self._least(key)) for key in wanted)
+            for left, key in zip(range(len(wanted), 0, -1), wanted, strict=True):
+                chosen[key] = self._least(key, self._budget.choices // left)
             if is_small:
                 path = self._least_path(every, chosen)
         are_least = all(plan is None or plan.is_least for plan in chosen.values())
@@ -277,11 +299,11 @@ class _Search:
         )
         return PolicyCuts(tuple(planned), lower, is_least=is_least)
 
-    def _least(self, key: _Key) -> LayerMemoryPlan | None:
+    def _least(self, key: _Key, choices: int) -> LayerMemoryPlan | None:
         """The policies of a stage that swap least within the time of the plan; None if none are as fast."""
         stage, first, last = key[0], self._cuts[key[1]], self._cuts[key[2]]
         place, tried = self._places[stage], self._tried.get(key)
-        plan = self._chosen(place, first, last, int(self._ticks), is_long=True)
+        plan = self._chosen(place, first, last, int(self._ticks), choices)
         if tried is not None and tried.ticks <= self._ticks and (plan is None or plan.cost.ticks > self._ticks):
             return tried.plan
         return None if plan is None or plan.cost.ticks > self._ticks else plan
@@ -315,6 +337,13 @@ class _Window:
         """
         self._borders = borders
         self._bounds = bounds
+        self._first_bounds = [each.copy() for each in bounds]
+
+    def first_bound(self, key: _Key) -> float:
+        """That of a stage before its policies were chosen, at least 1."""
+        stage, first, last = key
+        row, column = np.searchsorted(self._borders[stage], first), np.searchsorted(self._borders[stage + 1], last)
+        return max(1.0, float(self._first_bounds[stage][row, column]))
 
     def raise_from(self, stage: int, firsts: _Bools, last: int, ticks: float, receive: _Floats) -> None:
         """Raise the lower bound to `ticks` of stages with a first cut among `firsts` and a last one at `last` or later.
@@ -344,8 +373,16 @@ class _Window:
 
     def least_time(self) -> tuple[float, tuple[_Key, ...] | None]:
         """The least largest bound of any cuts, and the evenest cuts that have it; inf and None if there are none."""
+        return self._least(self._bounds)
+
+    def likely(self, slower: Sequence[float]) -> tuple[_Key, ...]:
+        """The cuts that are best if each stage takes the given multiple of its first bound; () if there are none."""
+        scaled = [factor * bounds for factor, bounds in zip(slower, self._first_bounds, strict=True)]
+        return self._least(scaled)[1] or ()
+
+    def _least(self, every: Sequence[_Floats]) -> tuple[float, tuple[_Key, ...] | None]:
         before = np.zeros(1)
-        for bounds in self._bounds:
+        for bounds in every:
             if not before.size or not bounds.size:
                 return float("inf"), None
             before = np.maximum(before[:, None], bounds).min(axis=0)
@@ -353,12 +390,12 @@ class _Window:
         if least == float("inf"):
             return least, None
         sums, origins = np.zeros(1), []
-        for bounds in self._bounds:
+        for bounds in every:
             squares = np.where(bounds <= least, (bounds / max(1.0, least)) ** 2, np.inf) + sums[:, None]
             origins.append(squares.argmin(axis=0))
             sums = squares.min(axis=0)
         last, path = 0, list[_Key]()
-        for stage in range(len(self._bounds) - 1, -1, -1):
+        for stage in range(len(every) - 1, -1, -1):
             first = int(origins[stage][last])
             path.append((stage, int(self._borders[stage][first]), int(self._borders[stage + 1][last])))
             last = first
