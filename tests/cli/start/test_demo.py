@@ -15,5 +15,8 @@ def test_it_ends_with_where_to_look() -> None:
 
 def test_a_plan_is_named_only_where_it_can_be_made() -> None:
     assert not any("hetpipe plan" in line for line in ending("digits-1", plan=None, has_pages=True))
-    assert not any("pip install" in line for line in lines)
+
+
+def test_it_says_what_the_pages_need() -> None:
+    assert not any("pip install" in line for line in ending("digits-1", plan=None, has_pages=True))
     assert any("pip install 'hetpipe[ui]'" in line for line in ending("digits-1", plan=None, has_pages=False))
