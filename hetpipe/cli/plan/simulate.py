@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from hetpipe.cli.options import Json
+from hetpipe.cli.plan.activity import activation_of, active_phase_lines, in_order
 from hetpipe.cli.plan.simulated_trace import write_trace
+from hetpipe.decide.elastic.active_phases import active_phases
 from hetpipe.decide.elastic.compressing import Compressed, planned_for_freezing
 from hetpipe.decide.elastic.freezing import frozen_layers_of
 from hetpipe.decide.lifecycle.planning import cuts_at
@@ -80,7 +82,17 @@ class Options:
         tuple[str, ...],
         typer.Option(metavar="CLOCK=F", help="From this clock on F layers with parameters are frozen. Repeatable."),
     ] = ()
-    recut: Annotated[bool, typer.Option("--recut", help="With --freeze: layers move as under freeze.recut.")] = False
+    active: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            metavar="CLOCK=LAYERS",
+            help="From this clock on only these layers are active: numbers, names or patterns. Repeatable.",
+        ),
+    ] = ()
+    recut: Annotated[
+        bool,
+        typer.Option("--recut", help="With --freeze or --active: layers move as under freeze.recut or elastic.recut."),
+    ] = False
     compress: Annotated[
         bool, typer.Option("--compress", help="With --freeze: pipelines are compressed as under freeze.compress.")
     ] = False
@@ -117,13 +129,23 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     plan = simulated_plan(document, costs)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
     changes = None
-    if options.recut or options.compress:
+    if options.active and (options.freeze or options.compress):
+        raise UserError("frozen layers and inactive ones are not combined; give --freeze or --active")
+    if (options.recut or options.compress) and not options.active:
         if not options.freeze:
             raise UserError("--recut and --compress say what happens where layers freeze; give --freeze CLOCK=F")
         changes = planned_for_freezing(
             document, profile, cluster, compress=options.compress, optimizer_slots=options.optimizer_slots
         )
     phases = phases_of(list(map(freeze_of, options.freeze)), document, profile, cluster, how, changes=changes)
+    active = active_phases(
+        document,
+        profile,
+        cluster,
+        how,
+        in_order([activation_of(given, profile) for given in options.active]),
+        recut=options.recut,
+    )
     remarks: list[str] = []
     if costs.profile.batch_size != profile.batch_size:
         remarks.append(
@@ -137,7 +159,13 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
             remarks.append(f"it has {len(result.activities)} activities; give fewer --minibatches for a smaller one")
     output.say(*remarks)
     told = to_json(result) | ({"phases": [asdict(phase) for phase in phases]} if phases else {})
-    output.answer(told, *lines(result, plan, how), *phase_lines(phases, changes=changes is not None))
+    told |= {"active_phases": [asdict(phase) for phase in active]} if active else {}
+    output.answer(
+        told,
+        *lines(result, plan, how),
+        *phase_lines(phases, changes=changes is not None),
+        *active_phase_lines(active, result.samples_per_second),
+    )
     return ExitStatus.OK
 
 
