@@ -90,9 +90,7 @@ def random_run(seed: int) -> tuple[Case, list[Any]]:
     return what, moves
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 20))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 20))])
 def test_decisions_are_a_script_with_the_bits_of_the_run(seed: int, tmp_path: Path) -> None:
     what, moves = random_run(seed)
     run(what, tmp_path / "run", deaths=tuple(moves))

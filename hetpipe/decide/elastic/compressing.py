@@ -138,6 +138,7 @@ def with_freeze_plans(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRu
                 "freeze.compress: needs the memory of all devices, which an agent does not report; give `cluster.file`"
             )
         return run
+    basis = replace(basis, is_cached=freeze.cache == "on")
     plan, workers = run.plan, run.plan.virtual_workers
     if not freeze.compress:
         alike = run.job.sync.traits.averages_gradients
@@ -150,7 +151,13 @@ def with_freeze_plans(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRu
 
 
 def planned_for_freezing(
-    document: PlanDocument, profile: Profile, cluster: Cluster, *, compress: bool, optimizer_slots: int = 0
+    document: PlanDocument,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    compress: bool,
+    optimizer_slots: int = 0,
+    is_cached: bool = False,
 ) -> Compressed:
     """The cuts of the virtual workers of a plan file for each number of frozen layers; with `compress`, who trains.
 
@@ -162,12 +169,14 @@ def planned_for_freezing(
         cluster: with the plan's devices.
         compress: whether pipelines are compressed; else layers move only.
         optimizer_slots: tensors of optimizer state per parameter.
+        is_cached: whether what enters the layer behind frozen ones is read from a cache.
 
     Raises:
         PlanError: virtual workers whose waves have different lengths cannot be compressed.
     """
     levels, policy, waves = freeze_levels_of(profile), POLICIES[weight_policy(document.weights)], document.waves
     basis, workers = basis_of(document, profile, cluster, optimizer_slots=optimizer_slots)
+    basis = replace(basis, is_cached=is_cached)
     alike = not document.has_shards
     if not compress:
         return Compressed((), workers, freeze_cuts(basis, workers, levels, alike=alike))
