@@ -36,7 +36,7 @@ help:
 	@echo "make docs   the documentation as a site in build/docs/site, its links checked (a minute, and pip's the first time)"
 	@echo "make notebooks   the notebooks of examples/notebooks from their first cell to the last (some minutes)"
 	@echo "make chart   the Helm chart of k8s/chart, rendered by Helm's own code and checked as the manifests are (a minute, and pip's the first time)"
-	@echo "make ui-test   the pages of hetpipe ui in headless Chromium: widths, contrast, keyboard, screenshots in build/ui; needs chromium (two minutes)"
+	@echo "make ui-test   the pages of hetpipe ui in headless Chromium: widths, contrast, keyboard, screenshots in build/ui, and the site of make docs at both widths; needs chromium (some minutes)"
 	@echo "make slurm-test   the script of hetpipe render slurm on a Slurm of two nodes, started for it; needs slurm-wlm and munge (two minutes)"
 	@echo "make skew-test   services and commands of other versions meet those of this one (some minutes; needs the history of git)"
 	@echo "make gpu-test   runs and bits on one GPU; needs one (some minutes)"
@@ -191,8 +191,9 @@ chart: build/chart/installed
 	@PYTHONPATH=$(CURDIR)/build/chart/packages $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal tests/deploy/test_chart.py tests/deploy/test_kubernetes.py tests/deploy/test_kubernetes_redis.py
 
 # In a real browser: neither that nor playwright is installed by make setup.
-ui-test: $(STAMP)
+ui-test: $(STAMP) docs
 	@$(BIN)/python -m tests.ui.browser
+	@$(BIN)/python -m tests.docs.widths
 
 slurm-test: $(STAMP)
 	@$(BIN)/python -m pytest -rs tests/processes/test_slurm.py

@@ -142,7 +142,7 @@ def test_a_failed_run_says_why_first(tmp_path: Path) -> None:
 def test_a_run_without_anything_yet(tmp_path: Path) -> None:
     folders.run_in(tmp_path, "new")
     shown = Page(text_of(client_of(tmp_path), "/runs/new")).text
-    for words in ("No wave has been trained yet.", "There is no plan yet.", "No clock yet."):
+    for words in ("No wave has been trained.", "There is no plan.", "No clock was published."):
         assert words in shown
 
 
@@ -306,7 +306,7 @@ def test_damaged_files_are_left_out(tmp_path: Path) -> None:
         (path / name).write_bytes(b'{"x": [1')
     with metrics_path(path, 0).open("ab") as file:
         file.write(b"\xff\xfe no line\n{}\n[]\n")
-    assert "There is no plan yet." in Page(text_of(client_of(tmp_path), "/runs/a")).text
+    assert "There is no plan." in Page(text_of(client_of(tmp_path), "/runs/a")).text
     (path / "run.json").write_bytes(b"{")
     assert client_of(tmp_path).get("/runs/a").status_code == 404
     assert "hetpipe demo" in Page(text_of(client_of(tmp_path), "/")).text
