@@ -60,10 +60,10 @@ def active_phases(
     plan = simulated_plan(document, costs_of(document, profile, cluster))
     basis, workers = basis_of(document, profile, cluster)
     moves = activation_cuts(basis, workers, activations, alike=not document.has_shards) if recut else ()
-    bounds = {worker.index: worker.bounds for worker in workers}
+    bounds: dict[int, tuple[int, ...]] = {worker.index: worker.bounds for worker in workers}
     found = []
     for activation in activations:
-        moved = {cut.vw: cut.bounds for cut in moves if cut.clock == activation.clock}
+        moved: dict[int, tuple[int, ...]] = {cut.vw: cut.bounds for cut in moves if cut.clock == activation.clock}
         bounds |= moved
         plan = with_cuts(plan, moved)
         costs = costs_of(document, active_profile(profile, activation.inactive), cluster)
