@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks chart slurm-test skew-test clean help
+.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-takeovers chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks chart slurm-test skew-test clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,6 +24,7 @@ help:
 	@echo "make simulate   10,000 simulated histories with faults of every kind, by seed (two minutes)"
 	@echo "make explore    200,000 states of three virtual workers and two shards (a minute)"
 	@echo "make chaos   kill -9 and pause of every process at every failpoint, real processes, TLS (a quarter of an hour)"
+	@echo "make chaos-takeovers   kill -9 and pause while virtual workers take over from one that leaves (some minutes)"
 	@echo "make chaos-pairs   two faults at once, or one while the job gets over the other; ARGS=\"--count 40\" for some"
 	@echo "make partitions   the wires between them cut, in network namespaces: needs root (some minutes)"
 	@echo "make soak    half an hour with a fault a minute; make soak MINUTES=5 for less"
@@ -35,7 +36,7 @@ help:
 	@echo "make docs   the documentation as a site in build/docs/site, its links checked (a minute, and pip's the first time)"
 	@echo "make notebooks   the notebooks of examples/notebooks from their first cell to the last (some minutes)"
 	@echo "make chart   the Helm chart of k8s/chart, rendered by Helm's own code and checked as the manifests are (a minute, and pip's the first time)"
-	@echo "make ui-test   the pages of hetpipe ui in headless Chromium: widths, contrast, keyboard, screenshots in build/ui; needs chromium (two minutes)"
+	@echo "make ui-test   the pages of hetpipe ui in headless Chromium: widths, contrast, keyboard, screenshots in build/ui, and the site of make docs at both widths; needs chromium (some minutes)"
 	@echo "make slurm-test   the script of hetpipe render slurm on a Slurm of two nodes, started for it; needs slurm-wlm and munge (two minutes)"
 	@echo "make skew-test   services and commands of other versions meet those of this one (some minutes; needs the history of git)"
 	@echo "make gpu-test   runs and bits on one GPU; needs one (some minutes)"
@@ -140,6 +141,9 @@ explore: $(STAMP)
 chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
+chaos-takeovers: setup
+	@$(BIN)/python -m tests.chaos.takeovers $(ARGS)
+
 chaos-pairs: setup
 	@$(BIN)/python -m tests.chaos.pairs $(ARGS)
 
@@ -187,8 +191,9 @@ chart: build/chart/installed
 	@PYTHONPATH=$(CURDIR)/build/chart/packages $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal tests/deploy/test_chart.py tests/deploy/test_kubernetes.py tests/deploy/test_kubernetes_redis.py
 
 # In a real browser: neither that nor playwright is installed by make setup.
-ui-test: $(STAMP)
+ui-test: $(STAMP) docs
 	@$(BIN)/python -m tests.ui.browser
+	@$(BIN)/python -m tests.docs.widths
 
 slurm-test: $(STAMP)
 	@$(BIN)/python -m pytest -rs tests/processes/test_slurm.py

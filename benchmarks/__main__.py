@@ -17,6 +17,7 @@ import typer
 
 from benchmarks import (
     allocation,
+    balance,
     compression,
     data,
     frozen_cache,
@@ -244,6 +245,13 @@ def _moves(_: int) -> Mapping[str, Any]:
     return {"barrier with a move / new processes": figures["move / new processes"]}
 
 
+def _balance(_: int) -> Mapping[str, Any]:
+    figures = balance.measure()
+    _say("(aa) back in balance, minibatches per second of all virtual workers", figures)
+    name = "measured / ideal, at the end"
+    return {f"{what}: {name}": found[name] for what, found in figures.items() if found[name] is not None}
+
+
 def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     figures = frozen_cache.measure(rounds)
     _say("(v) frozen layers, cached where it pays, and decisions without any", figures)
@@ -312,6 +320,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "memory-runs": _memory_runs,
     "partitions": _partitions,
     "moves": _moves,
+    "balance": _balance,
     "frozen-cache": _frozen_cache,
     "headline": _headline,
     "thousand": _thousand,

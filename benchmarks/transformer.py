@@ -34,14 +34,14 @@ from benchmarks.sleeper import keep_time
 from hetpipe.checkpoint.export import read_trained_state
 
 ROOT = Path(__file__).resolve().parents[1]
-_WIDTH, _HEADS, _BLOCKS = 32, 2, 8
+_WIDTH, _HEADS, _BLOCKS = 32, 2, 12
 _SIDE, _PATCHES = 16, 8
 _SHAPES, _CLASSES = 32, 8
 #: Standard deviation of the noise of a pixel, in the training before and in the fine-tuning; that of a shape is 1.
 _NOISE_BEFORE, _NOISE = 1.0, 0.7
 _BATCH = 8
 _REPLICAS = 2
-_TRAIN = sized(512, 256)
+_TRAIN = sized(768, 256)
 _TEST = 2048
 _EPOCHS = sized(10, 3)
 _PRETRAINING_STEPS, _PRETRAINING_BATCH = sized(500, 2), 128
@@ -63,8 +63,8 @@ class Replica:
     """Of each stage: the cut with the fastest slowest stage."""
 
 
-_EQUAL = {"equal": Replica((1.0, 1.0, 1.0, 1.0), (3, 2, 2, 3))}
-CLUSTERS = sized({**_EQUAL, "unequal": Replica((1.0, 1.5, 2.0, 3.0), (1, 2, 2, 5))}, _EQUAL)
+_EQUAL = {"equal": Replica((1.0, 1.0, 1.0, 1.0), (4, 3, 3, 4))}
+CLUSTERS = sized({**_EQUAL, "unequal": Replica((1.0, 1.5, 2.0, 3.0), (2, 2, 4, 6))}, _EQUAL)
 _NORMS = {"every": "epoch", "alpha": "1/3", "cache": "off"}
 WITHOUT, ALL = "without", "freeze + recut + compress + cache"
 #: The steps of PipeTransformer, alone and together: AutoPipe is `recut` and `compress`, which includes AutoDP.
@@ -73,8 +73,8 @@ _STEPS: Mapping[str, Mapping[str, Any]] = {
     "freeze": _NORMS,
     "freeze + recut": {**_NORMS, "recut": True},
     "freeze + recut + compress": {**_NORMS, "compress": True},
-    "freeze + cache": {**_NORMS, "cache": "auto"},
-    ALL: {**_NORMS, "compress": True, "cache": "auto"},
+    "freeze + cache": {**_NORMS, "cache": "on"},
+    ALL: {**_NORMS, "compress": True, "cache": "on"},
 }
 STEPS = sized(_STEPS, {step: _STEPS[step] for step in (WITHOUT, ALL)})
 

@@ -233,8 +233,9 @@ def _run(run: str | Path | Run | None) -> Run:
 def replay(run: str | Path | Run | None = None, *, vw: int, p: int) -> Replayed:
     """The loss and the gradients of one minibatch of a run, computed again in this process, with the same bits.
 
-    On the CPU. Only minibatches whose weights are known can be replayed: the first ones of the run and after each
-    checkpoint. User code is imported from the current folder.
+    On the CPU. The weights of the first minibatches of the run and after each checkpoint are known; for another one a
+    deterministic run is repeated, in this process, from the nearest checkpoint. User code is imported from the current
+    folder.
 
     Args:
         run: a run or its folder; None: the newest one in `runs/`.
@@ -242,7 +243,8 @@ def replay(run: str | Path | Run | None = None, *, vw: int, p: int) -> Replayed:
         p: minibatch, from 1.
 
     Raises:
-        UserError: the weights of the minibatch are not known; it says which ones are.
+        UserError: the weights of the minibatch are not known, and the run cannot be repeated; it says why, and which
+            ones are known.
     """
     return replay_of_run(RunFolder(_run(run).path), Path.cwd(), vw=vw, p=p)
 

@@ -232,6 +232,7 @@ def simulate(  # noqa: PLR0913 - the options of the command
     stragglers: Mapping[str, float] | None = None,
     freeze: Mapping[int, int] | None = None,
     freeze_changes: Literal["recut", "compress"] | None = None,
+    cache: bool = False,
     optimizer_slots: int = 0,
     contention: bool = True,
 ) -> SimulationResult:
@@ -249,6 +250,7 @@ def simulate(  # noqa: PLR0913 - the options of the command
         freeze: clock → F, the number of layers with parameters that are frozen from there on: `result.phases`.
         freeze_changes: how pipelines change there, as under these keys of a job's `freeze`; default: they stay those of
             the plan.
+        cache: frozen layers are read from a cache, as under `freeze.cache`.
         optimizer_slots: tensors of optimizer state per parameter, for `freeze_changes="compress"`.
         contention: transfers share network cards.
 
@@ -283,8 +285,10 @@ def simulate(  # noqa: PLR0913 - the options of the command
                 found_cluster,
                 compress=freeze_changes == "compress",
                 optimizer_slots=optimizer_slots,
+                is_cached=cache,
             )
-        phases = phases_of(sorted((freeze or {}).items()), document, found_profile, found_cluster, how, changes=changes)
+        freezes = sorted((freeze or {}).items())
+        phases = phases_of(freezes, document, found_profile, found_cluster, how, changes=changes, is_cached=cache)
     return replace(run(simulated_plan(document, costs), costs, how), phases=phases)
 
 

@@ -299,6 +299,7 @@ def test_a_stage_inherits_them_from_its_agent(
 ROLES_OF: Mapping[str, tuple[str, ...]] = {
     "hetpipe/server/shard/failing.py": ("stage",),
     "hetpipe/pipeline/clock_use.py": ("stage",),
+    "hetpipe/pipeline/entry.py": ("stage",),
     "hetpipe/pipeline/moving.py": ("stage",),
     "hetpipe/pipeline/live_move.py": ("stage",),
     "hetpipe/pipeline/segment_run.py": ("stage",),
@@ -308,6 +309,7 @@ ROLES_OF: Mapping[str, tuple[str, ...]] = {
     "hetpipe/wire/": ("parameter_server",),
     "hetpipe/durable.py": ("parameter_server",),
     "hetpipe/storage/wal/": ("parameter_server",),
+    "hetpipe/checkpoint/stage_part.py": ("stage",),
     "hetpipe/checkpoint/": ("parameter_server",),
 }
 
@@ -367,6 +369,7 @@ def test_the_table_has_every_injection_point_of_the_design() -> None:
         "commit": 4,
         "membership": 4,
         "repartition": 9,
+        "takeover": 6,
         "replacement": 5,
         "snapshot": 7,
     }

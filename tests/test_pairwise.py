@@ -41,6 +41,8 @@ def test_what_is_left_out_is_marked_and_nothing_is_lost(monkeypatch: pytest.Monk
     assert left == sorted(covering(SIX_AXES))
     assert {mark.name for one in found for mark in one.marks} == {"exhaustive"}
     assert found[0].id == "aaaaaa"
+    some = [number for number, one in enumerate(all_pairs(SIX_AXES, step=3)) if not one.marks]
+    assert some == left[::3]
     monkeypatch.setattr(pairwise, "gives_all", False)
     assert [one.values for one in all_pairs(SIX_AXES)] == [SIX_AXES[number] for number in left]
 

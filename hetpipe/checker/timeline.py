@@ -156,6 +156,15 @@ class Timeline:
         pending = (clock for clock in self.pending if clock <= wave and self._was_set(clock, eviction))
         return max(pending, default=self.barriers[index])
 
+    def end_for(self, vw: int, incarnation: int) -> int | None:
+        """The clock at which the run ended, behind which nothing of an incarnation starts; None: it did not.
+
+        As for `floor_clock`, a barrier that was set after the incarnation was evicted does not bind it.
+        """
+        if self.end is None or not self._was_set(self.end.clock, self.lives[vw, incarnation].eviction_position):
+            return None
+        return self.end.clock
+
     def _was_set(self, barrier: int, position: int | None) -> bool:
         """Whether a barrier was set before `position` in the decision log; None is its end."""
         return position is None or self.barrier_positions.get(barrier, -1) < position

@@ -133,9 +133,10 @@ class VersionVerifier:
             self._findings.add(Kind.WRONG_LOCAL_THROUGH, message, event.origin)
 
     def _verify_life(self, event: Pass, life: Life) -> None:
-        wave, end = wave_of(self._timeline.rule_of(event.vw, event.p), event.p), self._timeline.end
-        if end is not None and wave >= end.clock:
-            message = f"{event.name} starts behind the end of the run at clock {end.clock}"
+        wave = wave_of(self._timeline.rule_of(event.vw, event.p), event.p)
+        end = self._timeline.end_for(event.vw, event.incarnation)
+        if end is not None and wave >= end:
+            message = f"{event.name} starts behind the end of the run at clock {end}"
             self._findings.add(Kind.PAST_END, message, event.origin)
         if wave < life.first_wave:
             message = f"{event.name} lies before clock {life.first_wave}, where this incarnation joined"

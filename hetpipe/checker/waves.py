@@ -121,9 +121,10 @@ class WaveVerifier:
             self._findings.add(Kind.CLOCK_FELL, f"{message}: the clock in use fell", event.origin)
 
     def _verify_life(self, event: Wave) -> None:
-        life, end = self._timeline.lives[event.vw, event.incarnation], self._timeline.end
-        if end is not None and event.wave >= end.clock:
-            message = f"{event.name} lies behind the end of the run at clock {end.clock}"
+        life = self._timeline.lives[event.vw, event.incarnation]
+        end = self._timeline.end_for(event.vw, event.incarnation)
+        if end is not None and event.wave >= end:
+            message = f"{event.name} lies behind the end of the run at clock {end}"
             self._findings.add(Kind.PAST_END, message, event.origin)
         if event.wave < life.first_wave:
             message = f"{event.name} lies before clock {life.first_wave}, where this incarnation joined"

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from hetpipe import failpoints
 from hetpipe.checkpoint.format import SCALARS, CheckpointReader, OptimizerState, copy_exactly, save_part
 from hetpipe.checkpoint.layout import LOSS_SCALE, NUM_KEEPERS, STATE_NAMES, PartLabel, optimizer_source
 from hetpipe.checkpoint.locations import Checkpoint, opened
@@ -170,6 +171,8 @@ class StageCheckpoints:
         extra_seconds = self._last_checkpoint_seconds if is_last else 0.0
         try:
             path = self._written(clock, is_keeper=is_keeper, extra_seconds=extra_seconds)
+            if leaves:
+                failpoints.reach("takeover.state_written")
             stays_until = inf if is_last else self._now + (LEAVER_SECONDS if leaves else 0.0)
             if self._uploads is not None and not self._is_uploaded(clock, path, stays_until, extra_seconds):
                 return  # the upload continues in the background, and is reported from there

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hetpipe import failpoints
 from hetpipe.checkpoint.layout import LOSS_SCALE, stage_file
 from hetpipe.checkpoint.stage_part import RestoreTargets, take_over
 from hetpipe.decide.sync.log_view import LogView
@@ -75,6 +76,7 @@ class Entry:
         left = next((member for member in segment.left if member.vw == source), None)
         if left is None or parts.part_writer.remote is not None:
             return
+        failpoints.reach("takeover.record_read")
         is_whole = self._is_handed_over(left, segment.start)
         parts.history.takeover(
             vw=identity.vw,
@@ -121,6 +123,7 @@ class Entry:
             load_optimizer=load,
         )
         take_over(files, shared, targets)
+        failpoints.reach("takeover.loaded")
 
     def _is_handed_over(self, left: SegmentMember, clock: Clock) -> bool:
         """Wait until the decision log has whether all of the state of one that left at `clock` is written."""
@@ -173,6 +176,7 @@ class Entry:
     def _call(self) -> None:
         """Register with the clock shard, and push initial weights if requested."""
         parts = self._parts
+        failpoints.reach("takeover.before_ready")
         if not parts.synchroniser.join() or self._made_weights:
             return
         self._made_weights = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,9 +98,7 @@ def received(receive: Callable[[], Frame], clock: Clock, layers: range) -> State
 
 def states_in(frames: Sequence[Frame]) -> States:
     """What frames with the tensors of `groups_of`, in that order, carry."""
-    (text,) = frames[0].tensors
-    assert text is not None, "the first frame lists the others"
-    listed = json.loads(bytes(text.numpy().tobytes()))
+    listed = _listed(frames[0])
     tensors = iter([tensor for frame in frames[1:] for tensor in frame.tensors if tensor is not None])
     states: States = {}
     for index, content in listed.items():
@@ -111,3 +110,15 @@ def states_in(frames: Sequence[Frame]) -> States:
         buffers = {name: next(tensors) for name in content["buffers"]}
         states[LayerIndex(int(index))] = LayerState(weights, buffers, optimizer)
     return states
+
+
+def buffers_listed(first: Frame) -> list[tuple[LayerIndex, str]]:
+    """The buffers that the frames behind this one carry, layer and name, in their order; they carry nothing else."""
+    return [(LayerIndex(int(index)), name) for index, content in _listed(first).items() for name in content["buffers"]]
+
+
+def _listed(first: Frame) -> dict[str, dict[str, Any]]:
+    (text,) = first.tensors
+    assert text is not None, "the first frame lists the others"
+    listed: dict[str, dict[str, Any]] = json.loads(bytes(text.numpy().tobytes()))
+    return listed

@@ -12,6 +12,7 @@ a neighbour's, by value. So the order in which messages arrive has no effect, an
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.chain import Layer, forget_weights
-from hetpipe.pipeline.handover import LayerState, States, groups_of, states_in
+from hetpipe.pipeline.handover import LayerState, States, buffers_listed, groups_of, states_in
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.moving import BuiltStage, Rebuild, failures_named, layers_text, own_layers
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
@@ -97,9 +98,20 @@ class LiveMove:
         #: Frames with constants that are still to be sent, with whether they go to the previous stage; None: unknown.
         self._constants: deque[tuple[bool, Frame]] | None = None
         self._constants_at = (0, 0)
-        self._has_constants = self._has_sent_buffers = self._has_buffers = False
+        #: Layer, part of a parameter that is not trained → the new version's, until it is loaded; None: unknown.
+        self._to_load: dict[tuple[LayerIndex, str], Tensor] | None = None
+        #: The same of the old version, for layers that stay.
+        self._own_parts: dict[tuple[LayerIndex, str], Tensor] = {}
+        #: Is it the previous stage → the parts that its next frames carry, and the number of the next frame.
+        self._listed: dict[bool, tuple[deque[tuple[LayerIndex, str]], int]] = {}
+        self._has_sent_buffers = self._has_buffers = False
         #: (is from the previous stage, number) → number of a frame → frame.
         self._arrived: dict[tuple[bool, int], dict[int, Frame]] = {}
+
+    @property
+    def _has_constants(self) -> bool:
+        """Whether the new version has all parameters that are not trained."""
+        return self._to_load is not None and not self._to_load
 
     @property
     def changes_layers(self) -> bool:
@@ -227,7 +239,7 @@ class LiveMove:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _send_constants(self, at: Moment) -> bool:
-        """Send the parameters that are not trained of layers that go: a frame after each pass, the rest after F(h)."""
+        """Send the parameters that are not trained of layers that go: some after each pass, all of them before F(h)."""
         if self._constants is None:
             self._constants = deque()
             for is_previous, layers in self._lost.items():
@@ -239,28 +251,45 @@ class LiveMove:
                 frames = self._frames(_CONSTANTS, groups_of(found, frame_bytes=_PART_BYTES))
                 self._constants.extend((is_previous, frame) for frame in frames)
         now = (at.forwarded, at.backwarded)
-        if not self._constants or (now == self._constants_at and at.forwarded < self.last):
+        passes = 2 * max(0, self.last - at.forwarded)
+        if not self._constants or (now == self._constants_at and passes):
             return False
         self._constants_at = now
-        num = len(self._constants) if at.forwarded >= self.last else 1
-        for _ in range(num):
+        # What is left behind F(h) is before the weights that the next forward waits for.
+        for _ in range(math.ceil(len(self._constants) / max(1, passes))):
             self._send_frame(*self._constants.popleft())
         return True
 
     @torch.no_grad()
     def _take_constants(self) -> bool:
-        """Load the parameters that are not trained: its own, and those of layers that come once they are here."""
-        received = None if self._has_constants else self._received(_CONSTANTS)
-        if received is None:
+        """Load the next of the parameters that are not trained: a part of its own, or a frame from a neighbour."""
+        if self._has_constants:
             return False
         assert self.new is not None, "constants are taken by the new version"
-        own = {layer.index: _parts(_frozen(layer)) for layer in self._old.layers}
-        for layer in self.new.layers:
-            found = received[layer.index].buffers if layer.index in received else own[layer.index]
-            for name, part in _parts(_frozen(layer)).items():
-                part.copy_(found[name])
-        self._has_constants = True
-        self._forget(_CONSTANTS)
+        if self._to_load is None:
+            self._to_load = _constant_parts(self.new.layers)
+            kept = [layer for layer in self._old.layers if layer.index in range(*self._own)]
+            self._own_parts = _constant_parts(kept)
+            return True
+        if self._own_parts:
+            key, part = self._own_parts.popitem()
+            self._to_load.pop(key).copy_(part)
+            return True
+        return any(self._take_constant_frame(is_previous, self._to_load) for is_previous in self._gained)
+
+    def _take_constant_frame(self, is_previous: bool, to_load: dict[tuple[LayerIndex, str], Tensor]) -> bool:  # noqa: FBT001 - as in the dictionaries
+        """Load the next frame with such parameters from a neighbour, if it is here."""
+        names, number = self._listed.get(is_previous, (deque(), 0))
+        frame = self._arrived.get((is_previous, _CONSTANTS), {}).pop(number, None)
+        if frame is None:
+            return False
+        if number:
+            for tensor in frame.tensors:
+                assert tensor is not None, "every part has content"
+                to_load.pop(names.popleft()).copy_(tensor)
+        else:
+            names = deque(buffers_listed(frame))
+        self._listed[is_previous] = (names, number + 1)
         return True
 
     @torch.no_grad()
@@ -412,6 +441,11 @@ def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         views = torch.split(tensor, rows) if rows else (tensor,)
         found |= {f"{name}[{number}]": view for number, view in enumerate(views)}
     return found
+
+
+def _constant_parts(layers: Iterable[Layer]) -> dict[tuple[LayerIndex, str], Tensor]:
+    """Views of the parameters of layers that are not trained, by layer and part."""
+    return {(layer.index, name): part for layer in layers for name, part in _parts(_frozen(layer)).items()}
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -482,6 +482,7 @@ class SegmentRun:
             frozen=parts.frozen,
             inactive=parts.left_out,
         )
+        parts.watch(parts, Minibatch(p + parts.shift), flying.clock, version.weights)
         self._emulate(stage)
         started = parts.clock.monotonic()
         with parts.guard:

@@ -26,7 +26,7 @@ from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.frozen_prefix import FrozenPrefix
 from hetpipe.pipeline.reading import DataReader
 from hetpipe.pipeline.synchroniser import Synchroniser
-from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
 from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.policies import Schedule
 from hetpipe.values.run import StageReport
@@ -138,6 +138,10 @@ class Clipping:
     """Whether the norm is taken over all stages, rather than over each stage."""
 
 
+#: Called with the parts of a stage, a minibatch of its virtual worker, its clock W*, and its weights by parameter name.
+Watch = Callable[["StageParts", Minibatch, Clock, Mapping[str, Tensor]], None]
+
+
 @dataclass(slots=True)
 class StageParts:
     """The components that a stage's loop drives.
@@ -198,6 +202,8 @@ class StageParts:
     """The virtual worker whose state this one takes over where it joins at a clock; None: it has its own."""
     prefix: FrozenPrefix | None = None
     """Its frozen layers, where what enters the layer behind them is cached; None: they compute it each time."""
+    watch: Watch = lambda *_: None
+    """Called before each forward."""
     tells_norms: bool = False
     """Whether the norms of its gradients decide what freezes, so that they go to the clock shard with each wave."""
 

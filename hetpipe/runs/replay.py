@@ -1,9 +1,10 @@
 """One minibatch of a run again, in this process, with the same bits: `hetpipe debug`, `hetpipe.replay`.
 
-A minibatch can be replayed if its weights are known: those of a barrier that has a checkpoint, or the first ones. These
-are the weights of the first minibatches after the barrier, as many as the weight policy lets compute without an own
-update, and of the first wave at most: a newer published clock needs the wave that the minibatch belongs to. The weights
-of all others exist only in the run, and are refused.
+The weights of some minibatches are known: those of a barrier that has a checkpoint, or the first ones. These are the
+weights of the first minibatches after the barrier, as many as the weight policy lets compute without an own update, and
+of the first wave at most: a newer published clock needs the wave that the minibatch belongs to. The weights of all
+others existed only in the run. A run that computes the same when it is repeated is repeated from the nearest barrier
+(`rerun`); minibatches of others are refused.
 
 The samples of a committed wave are those of the history: a run that lost a virtual worker has dealt them otherwise than
 an undisturbed one. Of other waves, or without a history, they are those of an undisturbed run.
@@ -15,6 +16,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from hetpipe.decide.sync.segment import ScriptedChanges, first_progress, planned
 from hetpipe.errors import CheckpointError, UserError
 from hetpipe.job.file import Job
 from hetpipe.observe.clock_curve import clock_shard_file
+from hetpipe.observe.metrics import metrics_path
 from hetpipe.observe.segments import read_lines
 from hetpipe.pipeline.callables import MapDataset, build_model, build_train_data, epoch_order, load_loss
 from hetpipe.pipeline.chain import Layer, freeze
@@ -37,6 +40,7 @@ from hetpipe.pipeline.data import read_minibatch
 from hetpipe.pipeline.hugging_face import load_strictly
 from hetpipe.pipeline.layering import layers_of_job, on_output
 from hetpipe.pipeline.seeds import preserved_generators
+from hetpipe.runs.rerun import Start, weights_of, why_not_again
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.values import wire
 from hetpipe.values.activation import started_with
@@ -61,16 +65,14 @@ class Replayed:
     indices: tuple[int, ...]
     """Of its samples in the training data."""
     clock: int
-    """Of the barrier whose weights it used."""
+    """W* of its weights; without parameter servers that of the barrier before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Barrier:
     """A barrier with known weights, and the minibatches of one virtual worker that use them."""
 
-    progress: Progress
-    checkpoint: Path | None
-    """None: the first weights."""
+    start: Start
     origin: int
     """The last minibatch before it."""
     blocks: tuple[Block, ...]
@@ -88,7 +90,8 @@ class _Barrier:
     @property
     def source(self) -> str:
         """Where the weights are from."""
-        return "the first weights" if self.checkpoint is None else f"the checkpoint at clock {self.progress.clock}"
+        clock = self.start.progress.clock
+        return "the first weights" if self.start.checkpoint is None else f"the checkpoint at clock {clock}"
 
 
 def replay_minibatch(
@@ -128,8 +131,8 @@ def replay_minibatch(
     use_device(torch.device("cpu"), deterministic=job.sync.deterministic)
     with preserved_generators():
         dataset = build_train_data(job, import_path)
-        barrier = _barrier_of(run_dir, job, import_path, dataset, VirtualWorkerIndex(vw), p, restored_from)
-        layers = _chain(job, import_path, dataset, barrier)
+        used = _used_by(run_dir, job, import_path, dataset, VirtualWorkerIndex(vw), p, restored_from)
+        layers = used.layers
         compute = StageCompute(
             layers,
             vw=VirtualWorkerIndex(vw),
@@ -137,10 +140,9 @@ def replay_minibatch(
             device=torch.device("cpu"),
             loss=on_output(layers, load_loss(job, import_path)),
         )
-        compute.leave_out(barrier.inactive)
-        block = barrier.blocks[p - barrier.origin - 1]
+        compute.leave_out(used.inactive)
         batch = read_minibatch(
-            dataset, block, seed=job.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p), epoch=barrier.epoch
+            dataset, used.block, seed=job.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p), epoch=used.epoch
         )
         leaves = {
             name: layer.module.get_parameter(local).detach().clone().requires_grad_()
@@ -153,7 +155,7 @@ def replay_minibatch(
             outputs = compute.forward(Minibatch(p), leaves, batch.inputs)
             loss = compute.loss(Minibatch(p), outputs, batch.target)
             gradients = compute.backward(Minibatch(p), leaves, None)
-            return Replayed(float(loss), gradients.weights, tuple(block), barrier.progress.clock)
+            return Replayed(float(loss), gradients.weights, tuple(used.block), used.clock)
 
         return around(replayed)
 
@@ -182,16 +184,19 @@ def _plainly(compute: Callable[[], Replayed]) -> Replayed:
     return compute()
 
 
-def _chain(job: Job, import_path: Path, train: MapDataset, barrier: _Barrier) -> tuple[Layer, ...]:
-    """All layers of the model with the barrier's weights."""
-    model = build_model(job, import_path)
-    if barrier.checkpoint is not None:
-        load_strictly(model, read_checkpoint_state(str(barrier.checkpoint)))
-    chain = layers_of_job(job, import_path, model, train)
-    return freeze(chain, 0, len(chain), barrier.progress.frozen, job.freeze.mode)
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """What a minibatch has computed with."""
+
+    layers: tuple[Layer, ...]
+    """All layers, with its weights and buffers."""
+    inactive: tuple[int, ...]
+    block: Block
+    epoch: int
+    clock: int
 
 
-def _barrier_of(
+def _used_by(
     run_dir: Path,
     job: Job,
     import_path: Path,
@@ -199,14 +204,117 @@ def _barrier_of(
     vw: VirtualWorkerIndex,
     p: int,
     restored_from: Path | None,
-) -> _Barrier:
-    """The barrier whose weights minibatch `p` used; that of the newest rewind, if there are several.
+) -> _Used:
+    """What minibatch `p` has computed with; that of the newest rewind, if there are several.
 
     Raises:
-        UserError: there is none.
+        UserError: it is not known, and the run cannot be repeated.
     """
+    barriers = list(_barriers(run_dir, job, import_path, dataset, vw, restored_from))
+    for barrier in barriers:
+        if barrier.origin < p <= barrier.origin + len(barrier.blocks):
+            model, progress = build_model(job, import_path), barrier.start.progress
+            if barrier.start.checkpoint is not None:
+                load_strictly(model, read_checkpoint_state(str(barrier.start.checkpoint)))
+            chain = layers_of_job(job, import_path, model, dataset)
+            layers = freeze(chain, 0, len(chain), progress.frozen, job.freeze.mode)
+            block = barrier.blocks[p - barrier.origin - 1]
+            return _Used(layers, barrier.inactive, block, barrier.epoch, progress.clock)
+    return _repeated(run_dir, job, import_path, dataset, vw, p, barriers)
+
+
+def _repeated(
+    run_dir: Path,
+    job: Job,
+    import_path: Path,
+    dataset: MapDataset,
+    vw: VirtualWorkerIndex,
+    p: int,
+    barriers: Sequence[_Barrier],
+) -> _Used:
+    """The same of a minibatch whose weights only the run had, by repeating the run from the nearest barrier.
+
+    Raises:
+        UserError: the run has not committed the minibatch, or cannot be repeated.
+    """
+    texts = join_names([barrier.text for barrier in reversed(barriers) if barrier.blocks], "and") or "none"
+    where, wave = _wave_of(run_dir, vw, p)
+    if wave is None:
+        raise UserError(
+            f"virtual worker {vw} has not committed minibatch {p} in this run; these can be replayed: {texts}"
+        )
+    start = next((barrier for barrier in barriers if barrier.origin < p), None)
+    reason = "there is no checkpoint before it" if start is None else why_not_again(run_dir, job)
+    if reason or start is None:
+        raise UserError(
+            f"minibatch {p} of virtual worker {vw} used weights that only the run had, and the run cannot be repeated: "
+            f"{reason}; these can be replayed: {texts}; checkpoint.every_waves: 1 with a larger checkpoint.keep makes "
+            "more of them known"
+        )
+    blocks = _committed(where, vw, wave.number, job.batch_size, wave.minibatches)
+    if not blocks:
+        raise UserError(f"the run has no history of the samples of minibatch {p} (`history: off`), which it needs")
+    with TemporaryDirectory(prefix="hetpipe-replay-") as scratch:
+        seen = weights_of(
+            where,
+            job,
+            import_path,
+            start=start.start,
+            vw=vw,
+            p=p,
+            wave=wave.number,
+            scratch=Path(scratch),
+        )
+    chain = layers_of_job(job, import_path, build_model(job, import_path), dataset)
+    with torch.no_grad():
+        for layer in chain:
+            for local, name in (*layer.parameters.items(), *layer.frozen.items()):
+                layer.module.get_parameter(local).copy_(seen.tensors[name])
+            for local, name in layer.buffers.items():
+                layer.module.get_buffer(local).copy_(seen.tensors[name])
+    layers = freeze(chain, 0, len(chain), seen.frozen, job.freeze.mode)
+    return _Used(layers, seen.inactive, blocks[p - wave.first], wave.epoch, seen.clock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """A wave that a run has recorded."""
+
+    number: int
+    first: int
+    """Its first minibatch."""
+    minibatches: int
+    epoch: int
+    """From 0."""
+
+
+def _wave_of(run_dir: Path, vw: VirtualWorkerIndex, p: int) -> tuple[Path, _Wave | None]:
+    """The newest folder of the run in which minibatch `p` was committed, and its wave; None if it was in none."""
+    for where in reversed(run_folders(run_dir)):
+        epochs = {}
+        for line in read_lines(clock_shard_file(where)):
+            if b'"used"' in line and line.endswith(b"}\n"):
+                values = json.loads(line)
+                if (values["event"], values["vw"]) == ("used", vw):
+                    epochs[values["wave"]] = values["epoch"]
+        for line in read_lines(metrics_path(where, vw)):
+            values = json.loads(line) if line.endswith(b"}\n") else {}
+            count, last = values.get("minibatches", 0), values.get("p", 0)
+            if last - count < p <= last and values["wave"] in epochs:
+                return where, _Wave(values["wave"], last - count + 1, count, epochs[values["wave"]])
+    return run_dir, None
+
+
+def _barriers(
+    run_dir: Path,
+    job: Job,
+    import_path: Path,
+    dataset: MapDataset,
+    vw: VirtualWorkerIndex,
+    restored_from: Path | None,
+) -> Iterator[_Barrier]:
+    """The barriers with known weights, newest first."""
     order_of = epoch_order(job, import_path, dataset) or (lambda _: None)
-    found = []
     for where, checkpoint, progress in _known(run_dir, job, len(dataset), restored_from):
         plan: Plan = wire.from_json(Plan, (where / "plan.json").read_bytes())
         homes = json.loads((where / "facts.json").read_bytes()).get("homes", ())
@@ -216,15 +324,7 @@ def _barrier_of(
             origin, planned, epoch = known
             blocks = _committed(where, vw, progress.clock, job.batch_size, len(planned)) or planned
             inactive = started_with(plan.activations, progress.inactive, progress.clock)
-            found.append(_Barrier(progress, checkpoint, origin, blocks, epoch, inactive))
-    for barrier in found:
-        if barrier.origin < p <= barrier.origin + len(barrier.blocks):
-            return barrier
-    texts = join_names([barrier.text for barrier in reversed(found)], "and") if found else "none"
-    raise UserError(
-        f"minibatch {p} of virtual worker {vw} used weights that only the run had; these can be replayed: {texts}; "
-        "checkpoint.every_waves: 1 with a larger checkpoint.keep makes more of them known"
-    )
+            yield _Barrier(Start(plan, data, progress, checkpoint), origin, blocks, epoch, inactive)
 
 
 def _known(
@@ -266,7 +366,7 @@ def _with_known_weights(
     progress: Progress,
     order_of: Callable[[int], Sequence[int] | None],
 ) -> tuple[int, tuple[Block, ...], int] | None:
-    """Origin, samples and epoch of the minibatches that use the weights of a barrier; None: there are none."""
+    """Origin, samples and epoch of the minibatches that use the weights of a barrier; None: nothing follows it."""
     workers = [VirtualWorkerIndex(index) for index in range(job.num_ever)]
     waves = progress.waves
     per_wave = {one: waves[one].minibatches_per_wave if one in waves else job.minibatches_of(one) for one in workers}
@@ -291,4 +391,4 @@ def _with_known_weights(
         if not all(table.is_of_the_barrier(local) for table in tables):
             break
         known.append(block)
-    return (origin, tuple(known), segment.epoch) if known else None
+    return origin, tuple(known), segment.epoch

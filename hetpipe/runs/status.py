@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from hetpipe.errors import Unavailable, UnknownJob
 from hetpipe.report.conditions import condition_lines
 from hetpipe.report.progress import cache_text, cut_text, memory_text, no_utilisation_text, place_of, slow_text
 from hetpipe.report.text import columns, count, loss_first, measure, percent, rate, shown_path
+from hetpipe.runs.active_layers import InactiveSince, read_inactive
 from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.runs.result import EvaluationResult, EvaluationResults
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
@@ -132,6 +133,8 @@ class RunStatus:
     """None before training, or if unknown."""
     frozen: tuple[FrozenSince, ...] = ()
     """The frozen layers, one entry per barrier at which they became more, in order."""
+    inactive: tuple[InactiveSince, ...] = ()
+    """The inactive layers, one entry per barrier at which they changed, in order."""
     cache: CacheUse | None = None
     """Use of the caches behind frozen layers; None where no stage has used one, or if unknown."""
     checkpoints: str = ""
@@ -160,6 +163,7 @@ class RunStatus:
             "evaluations": None if self.evaluations is None else plain(EvaluationsSoFar, self.evaluations),
             "speed": None if self.speed is None else self.speed.to_json(),
             "frozen": [plain(FrozenSince, one) for one in self.frozen],
+            "inactive": [asdict(one) for one in self.inactive],
             "cache": None if self.cache is None else plain(CacheUse, self.cache),
             "checkpoints": self.checkpoints or None,
             "pipelines": [
@@ -181,6 +185,7 @@ class RunStatus:
             local = ", ".join(f"virtual worker {vw}: {clock}" for vw, clock in self.clocks.items())
             lines.append(f"clocks: global {self.global_clock}; {local}")
         lines += self.frozen_lines()
+        lines += inactive_lines(self.inactive)
         if self.speed is not None:
             lines.append(str(self.speed))
         if self.evaluations is not None:
@@ -220,6 +225,15 @@ class RunStatus:
         yield from map(slow_text, self.slow)
 
 
+def inactive_lines(inactive: Sequence[InactiveSince]) -> Iterator[str]:
+    """Which layers are inactive.
+
+    `inactive: layers 3-4 (b1, b2) from clock 0 on; layers 1-2 (a1, a2) from clock 4 on`.
+    """
+    if inactive:
+        yield "inactive: " + "; ".join(map(str, inactive))
+
+
 def worker_json(worker: WorkerStatus) -> dict[str, Any]:
     """The JSON object of a virtual worker; with devices only if they have just been assigned."""
     value: dict[str, Any] = plain(WorkerStatus, worker)
@@ -254,7 +268,12 @@ def status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:
         UserError: it is not a run.
     """
     found = _status_of_run(folder, shell)
-    return replace(found, checkpoints=folder.checkpoints_url, cuts=read_cuts(folder.path))
+    return replace(
+        found,
+        checkpoints=folder.checkpoints_url,
+        cuts=read_cuts(folder.path),
+        inactive=read_inactive(folder.path, found.global_clock),
+    )
 
 
 def _status_of_run(folder: RunFolder, shell: Shell) -> RunStatus:

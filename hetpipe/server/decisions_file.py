@@ -8,20 +8,29 @@ for appending.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args, get_type_hints
 
+from hetpipe.decide.elastic.repeating import MemberEvent, Past
 from hetpipe.decide.elastic.script import DecidedSince, over_rewinds
+from hetpipe.decide.sync.segment import ends_run
 from hetpipe.durable import append
 from hetpipe.errors import HetpipeError, UserError
+from hetpipe.observe.clock_curve import clock_shard_file
 from hetpipe.observe.log import get_logger
+from hetpipe.observe.segments import read_lines, segments_of
 from hetpipe.values import wire
+from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.decisions import DECISIONS_FILE, DecisionLine
 from hetpipe.values.ids import Clock
 from hetpipe.values.rewinds import run_folders
 
 #: File in the folder of a run, and of each rewind: where it begins, among others.
 _FACTS = "facts.json"
+
+#: Lines of the clock shard's history about members, and where they are.
+_MEMBER_EVENTS = tuple(f'"event":"{event}"'.encode() for event in get_args(get_type_hints(MemberEvent)["event"]))
 
 _log = get_logger(__name__)
 
@@ -39,20 +48,51 @@ def decisions_of_run(run_dir: Path) -> tuple[DecisionLine, ...]:
     Raises:
         HetpipeError: a file is damaged.
     """
+    own, *rewinds = _begun(run_dir)
+    since = (DecidedSince(*_beginning(folder), read_decisions(folder)) for folder in rewinds)
+    return over_rewinds(read_decisions(own), since)
+
+
+def pasts_of_run(run_dir: Path) -> tuple[Past, ...]:
+    """What has happened to the members of a run, and of its rewinds; none where that is not known.
+
+    Raises:
+        HetpipeError: a file is damaged.
+    """
+    folders = _begun(run_dir)
+    if not all(segments_of(clock_shard_file(folder)) for folder in folders):
+        return ()  # `history: off`
+    return tuple(Past(*_beginning(folder), tuple(_member_events(folder))) for folder in folders)
+
+
+def _member_events(folder: Path) -> Iterator[MemberEvent]:
+    for raw in read_lines(clock_shard_file(folder)):
+        if any(event in raw for event in _MEMBER_EVENTS) and raw.endswith(b"\n"):
+            line = json.loads(raw)
+            yield MemberEvent(
+                line["event"],
+                Clock(line["clock"]),
+                line.get("vw"),
+                tuple(line.get("bounds", ())),
+                ends_run=ends_run(BarrierReasons.parse(line.get("reason", ""))),
+            )
+
+
+def _begun(run_dir: Path) -> list[Path]:
+    """The folder of a run, and those of the rewinds that were not abandoned."""
     own, *rewinds = run_folders(run_dir)
-    begun = [folder for folder in rewinds if (folder / _FACTS).exists()]  # others were abandoned
-    return over_rewinds(read_decisions(own), map(_decided_since, begun))
+    return [own, *(folder for folder in rewinds if (folder / _FACTS).exists())]
 
 
-def _decided_since(folder: Path) -> DecidedSince:
-    """What was decided in the folder of a rewind."""
+def _beginning(folder: Path) -> tuple[Clock, int]:
+    """The clock at which the run begins in a folder, and the number of its virtual workers there."""
     try:
         start = Clock(int(json.loads((folder / _FACTS).read_bytes())["start"]["clock"]))
         num_workers = len(json.loads((folder / "plan.json").read_bytes())["virtual_workers"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"{folder / _FACTS} and plan.json do not say how the rewind begins"
+        why = f"{folder / _FACTS} and plan.json do not say how the run begins there"
         raise UserError(f"{why} ({type(error).__name__}: {error}); restore them") from error
-    return DecidedSince(start, num_workers, read_decisions(folder))
+    return start, num_workers
 
 
 def append_decision(run_dir: Path | None, line: DecisionLine) -> None:

@@ -18,6 +18,7 @@ from hetpipe.errors import HetpipeError
 from hetpipe.observe.clock_curve import ClockPoint, ClockReduction, clock_points, clock_shard_file
 from hetpipe.observe.down_sampled import FollowedCurve
 from hetpipe.observe.metrics import FollowedMetrics, TimedWave
+from hetpipe.runs.active_layers import InactiveSince, inactive_of
 from hetpipe.runs.cuts import CutChange, cuts_of
 from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
 from hetpipe.runs.shell import Shell
@@ -124,6 +125,7 @@ class RunSnapshot:
     decisions: Sequence[DecisionLine]
     cuts: Sequence[CutChange]
     """Since its plan, in order."""
+    inactive: Sequence[InactiveSince]
     events: Sequence[LoggedEvent]
     """Oldest first."""
     logs: Sequence[LogFile]
@@ -199,14 +201,17 @@ class OpenRun:
             decisions = ()
         folders = run_folders(self.path)
         attempts = tuple(map(self._attempt, folders))
+        plan, facts = _plan(folders[-1] / "plan.json"), _object(folders[-1] / "facts.json")
+        activations = () if plan is None else plan.activations
         return RunSnapshot(
             brief=brief,
             attempts=attempts,
             evaluations=tuple(_evaluations(self.path / EVALUATIONS)),
-            plan=_plan(folders[-1] / "plan.json"),
+            plan=plan,
             forecast=forecast,
             decisions=decisions,
             cuts=cuts_of(brief.job, decisions, attempts[-1].by_worker),
+            inactive=inactive_of(activations, facts, brief.status.global_clock),
             events=tuple(self._logged()),
             logs=logs_of(self.path),
         )

@@ -24,7 +24,14 @@ class Command(Generic[CaseT]):
     """Chooses cases, plays them, prints the table."""
 
     def __init__(
-        self, module: str, description: str, cases: Sequence[CaseT], skipped: Mapping[str, str], *, lanes: int = 1
+        self,
+        module: str,
+        description: str,
+        cases: Sequence[CaseT],
+        skipped: Mapping[str, str],
+        *,
+        lanes: int = 1,
+        per_job: int = CASES_PER_JOB,
     ) -> None:
         """Prepare.
 
@@ -34,12 +41,13 @@ class Command(Generic[CaseT]):
             cases: all there are.
             skipped: name of what is not played → why.
             lanes: jobs at once, unless the command line says otherwise.
+            per_job: most cases of one job, unless it does.
         """
         self._module = module
         self._cases = {case.name: case for case in cases}
         self._skipped = skipped
         self._parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-        self._add_options(self._parser, lanes)
+        self._add_options(self._parser, lanes, per_job)
 
     def run(self, scene: Scene[CaseT], arguments: Sequence[str] | None = None) -> int:
         """Play the cases that were asked for; the exit status. An interruption ends this process."""
@@ -77,7 +85,7 @@ class Command(Generic[CaseT]):
         return 0 if results.ok else 1
 
     @staticmethod
-    def _add_options(parser: argparse.ArgumentParser, lanes: int) -> None:
+    def _add_options(parser: argparse.ArgumentParser, lanes: int, per_job: int) -> None:
         parser.add_argument(
             "--only",
             action="append",
@@ -88,7 +96,7 @@ class Command(Generic[CaseT]):
         parser.add_argument("--count", type=int, metavar="N", help="play the first N of them (default: all)")
         parser.add_argument("--lanes", type=int, default=lanes, metavar="N", help="jobs at once (%(default)s)")
         parser.add_argument(
-            "--per-job", type=int, default=CASES_PER_JOB, metavar="N", help="most cells of one job (%(default)s)"
+            "--per-job", type=int, default=per_job, metavar="N", help="most cells of one job (%(default)s)"
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
         parser.add_argument(

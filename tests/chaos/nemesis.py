@@ -262,7 +262,10 @@ class Nemesis:
             return self._fork_server()
         if not victim.startswith("stage-"):
             return self._cluster.kept[victim].life.pid
-        key = (LAST_WORKER, int(victim.partition("-")[2]))
+        return self._stage_pid(LAST_WORKER, int(victim.partition("-")[2]))
+
+    def _stage_pid(self, vw: int, stage: int) -> int:
+        key = (vw, stage)
         found: dict[tuple[int, int], int] = {}
 
         def is_known() -> bool:
@@ -270,7 +273,7 @@ class Nemesis:
             found = self._trial.stage_pids()
             return key in found
 
-        self._trial.wait(is_known, timeout_seconds=REACH_SECONDS, what=f"{victim} of virtual worker {LAST_WORKER}")
+        self._trial.wait(is_known, timeout_seconds=REACH_SECONDS, what=f"stage {stage} of virtual worker {vw}")
         return found[key]
 
     def _fork_server(self) -> int:

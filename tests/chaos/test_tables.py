@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hetpipe.failpoints import POINTS
+from hetpipe.job.file import Job
+from tests.chaos import witness_job
 from tests.chaos.cells import UNREACHED, all_cells, skips
 from tests.chaos.cluster import COORDINATOR, REDIS, Layout
+from tests.chaos.nemesis import LAST_WORKER
 from tests.chaos.outcome import Outcome, Results, Tally
 from tests.chaos.pair_table import WORKER, Opening, all_pairs
+from tests.chaos.takeovers import AT_CLOCK, TAKERS, all_takeovers, script
 from tests.chaos.wires import Damage, all_wires
 from tests.support.network_namespaces import Direction
 
@@ -33,6 +37,15 @@ def test_every_pair_of_roles_is_cut_both_ways_and_each_way() -> None:
     assert {wire.direction for wire in cuts} == set(Direction)
     roles = {frozenset({wire.first.partition("-")[0], wire.second.partition("-")[0]}) for wire in cuts}
     assert len(roles) == 8, "six pairs of four roles, two shards, two agents"
+
+
+def test_every_moment_of_a_take_over_is_tried_with_a_job_that_has_one() -> None:
+    names = [cell.name for cell in all_takeovers()]
+    assert len(set(names)) == len(names)
+    assert {cell.point for cell in all_takeovers()} == {point for point in POINTS if point.startswith("takeover.")}
+    elastic = Job.model_validate(witness_job.job(elastic={"script": script()})).elastic
+    assert [vw for vw in range(4) if not elastic.is_absent(vw, AT_CLOCK - 1)] == [0, LAST_WORKER]
+    assert [vw for vw in range(4) if not elastic.is_absent(vw, AT_CLOCK)] == [0, *TAKERS]
 
 
 def test_pairs_are_told_apart_and_hit_who_is_there() -> None:

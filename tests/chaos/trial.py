@@ -73,8 +73,7 @@ class Trial:
         self._first_dir = run_dir
         self._cluster = cluster
         job = Job.model_validate(witness_job.job(**changes))
-        assert job.workers.count is not None
-        self._num_workers = job.workers.count
+        self._job = job
         (run_dir / "job.json").write_text(job.model_dump_json())
         submission = Submission(new_request_id(), job.model_dump_json(), str(run_dir), str(ROOT))
         self.job_id: JobId = cluster.client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
@@ -170,15 +169,20 @@ class Trial:
         workers = plan["virtual_workers"]
         return {worker["index"] for worker in workers if any(stage["agent"] == key for stage in worker["stages"])}
 
+    def expected(self) -> set[int]:
+        """The virtual workers that are to train at the newest published clock, by the job's script."""
+        clock = max(0, self.published())
+        return {vw for vw in range(self._job.num_ever) if not self._job.elastic.is_absent(vw, clock)}
+
     def is_whole(self) -> bool:
-        """The coordinator says that it runs with all stages, they live, and every virtual worker is a member."""
+        """The coordinator says that it runs, and all virtual workers that are to train are members, with all stages."""
         status = self.status()
         if status is None or status.state is not JobState.RUNNING:
             return False
-        stages = [row for row in status.processes if row.role == "stage"]
-        self.tail.look()
+        expected = self.expected()
+        stages = [row for row in status.processes if row.role == "stage" and row.vw in expected]
         return (
-            {row.vw for row in stages} == self.tail.members.keys() == set(range(self._num_workers))
+            {row.vw for row in stages} == self.tail.members.keys() == expected
             and all(row.state == "ready" for row in stages)
             and all(state_of(row.pid) not in {"", "Z"} for row in stages)
         )

@@ -318,6 +318,15 @@ def commit_after_eviction(histories: Histories) -> None:
     histories[CLOCK_SHARD].insert(position, {**line, "event": "evict", "vw": 1, "incarnation": 0, "clock": 3})
 
 
+@_corruption(Kind.HANDOVER)
+def handover_of_one_that_stays(histories: Histories) -> None:
+    """`tests/numerics/test_members.py` has those of runs in which one leaves and others take over."""
+    position = find(histories, CLOCK_SHARD, event="commit", vw=1, wave=3)
+    line = {key: histories[CLOCK_SHARD][position][key] for key in ("t", "host", "pid", "role", "term")}
+    fields = {"event": "handover", "vw": 1, "incarnation": 0, "clock": 3, "whole": 1}
+    histories[CLOCK_SHARD].insert(position, {**line, **fields})
+
+
 @_corruption(Kind.OLD_TERM)
 def old_term(histories: Histories) -> None:
     record(histories, OTHER_SHARD, event="apply", vw=0, wave=2)["term"] = 0

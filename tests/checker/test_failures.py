@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from hetpipe.checker import Report, check_run
+from hetpipe.checker.events import Barrier, Origin
+from hetpipe.checker.rules import RunRule
+from hetpipe.checker.timeline import Life, Timeline
 from tests.checker.scenario import Record, Scenario, write_run
 from tests.checker.simulator import Histories, as_lines, simulate
 
@@ -246,3 +249,15 @@ def test_who_leaves_without_its_last_wave_is_seen(tmp_path: Path) -> None:
     for record in before[-2:]:
         log.remove(record)
     assert {"membership", "publish_early"} <= judge_lines(tmp_path, scenario, as_lines(histories)).kinds().keys()
+
+
+def test_the_end_of_a_run_binds_those_that_were_there_when_its_barrier_was_set() -> None:
+    """Without other members it may lie before what one had begun that was evicted before."""
+    origin = Origin(0.0, "n0", 1, "parameter_server", 1, CLOCK_SHARD, 1)
+    line = Timeline(0, RunRule(2, 1))
+    line.lives = {(0, number): Life(0, number, 0, 1, (0, 4)) for number in range(3)}
+    assert line.end_for(0, 0) is None, "it has not ended"
+    line.end, line.barrier_positions = Barrier(origin, 14, frozenset({"stop"})), {14: 5}
+    for number, position in enumerate((4, 6, None)):
+        line.lives[0, number].eviction_position = position
+    assert [line.end_for(0, number) for number in range(3)] == [None, 14, 14]

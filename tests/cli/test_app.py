@@ -202,6 +202,7 @@ def test_status_of_the_newest_run() -> None:
         "evaluations",
         "speed",
         "frozen",
+        "inactive",
         "cache",
         "checkpoints",
         "pipelines",

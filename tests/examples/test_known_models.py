@@ -9,15 +9,18 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from examples import plot_loss
 from examples.bert import data as bert
 from examples.gpt2 import data as gpt2
 from examples.resnet import data as resnet
 from examples.t5 import data as t5
+from examples.vit import data as vit
 from hetpipe.checker import check_run
 from hetpipe.decide.lifecycle.evaluations import whole
 from hetpipe.job.file import Job, load_job
+from hetpipe.pipeline.callables import build_model
 from hetpipe.values.run import StageEvaluation, StageProgress
 from tests.support.in_process import InProcessRun, run_in_process
 
@@ -64,6 +67,31 @@ def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert first_loss is not None and values["loss"] is not None
     assert values["loss"] < first_loss
     assert least <= values[metric] <= most
+
+
+@pytest.mark.processes
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "picture"), [("vit/job", "loss.svg"), ("bert/fine_tune", "fine_tune.svg")])
+def test_layers_freeze_while_it_is_fine_tuned(
+    name: str, picture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From weights at random; one of the two passes has frozen layers."""
+    for module in (bert, vit):
+        for data in ("train_data", "eval_data"):
+            all_of_it = getattr(module, data)
+            monkeypatch.setattr(module, data, lambda all_of_it=all_of_it: few(all_of_it()))
+    weights = tmp_path / "start.safetensors"
+    job = load_job(ROOT / "examples" / f"{name}.yaml", {"epochs": 2, "batch_size": 8, "init_from": str(weights)})
+    save_file(build_model(job.model_copy(update={"init_from": None}), ROOT).state_dict(), weights)
+    run_in_process(InProcessRun(job=job, run_dir=tmp_path / "run", import_path=ROOT))
+    report = check_run(tmp_path / "run", require_complete=True)
+    assert report.ok, "\n".join(report.lines())
+    assert '"event":"freeze"' in (tmp_path / "run" / "history" / "shard-0.jsonl").read_text()
+    folder = (ROOT / "examples" / name).parent
+    readme = (folder / "README.md").read_text()
+    assert f"hetpipe train examples/{name}.yaml\n" in readme
+    assert f"]({picture})" in readme
+    assert ET.parse(folder / picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Link, LinkLimits
 from tests.support.link_contract import Connect, LinkContract
-from tests.support.link_in_process import in_process_pair
 
 
 class TestInProcessLink(LinkContract):

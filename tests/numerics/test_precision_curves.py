@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader
 
 from hetpipe.checker import check_run
 from hetpipe.job.file import Job, load_job
+from hetpipe.link.in_process import InProcessLink
 from hetpipe.link.policy import Frame, FrameKind
 from hetpipe.link.wire import encode
 from hetpipe.pipeline.callables import build_datasets, build_model, load_loss
 from hetpipe.values.policies import POLICIES
 from tests.support.in_process import InProcessRun, run_in_process
-from tests.support.link_in_process import InProcessLink
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(300)]
 

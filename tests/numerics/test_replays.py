@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from hetpipe.checkpoint.manifest import checkpoint_dir
+from hetpipe.decide.elastic.repeating import unrepeatable
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.decide.lifecycle.exchange import MoveAnswered, MoveLayers, Replan
 from hetpipe.job.elastic import AddLine, BarrierLine, DropLine, FreezeLine, MinibatchMoment, MoveLine
 from hetpipe.pipeline import tally
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks
-from hetpipe.server.decisions_file import decisions_of_run, read_decisions
+from hetpipe.server.decisions_file import decisions_of_run, pasts_of_run, read_decisions
 from hetpipe.values.decisions import MoveDecision
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Clock, StageIndex, VirtualWorkerIndex
@@ -43,6 +44,8 @@ _CUTS = ((1, 4), (2, 3), (3, 2), (4, 1))
 def replayed(what: Case, folder: Path) -> Case:
     """The case as it is by the script that the decisions of its run make."""
     script = script_of(decisions_of_run(folder))
+    freeze = what.job().freeze
+    assert unrepeatable(script, pasts_of_run(folder), compresses=freeze.compress, recuts=False) is None
     members = [line for line in script if isinstance(line, DropLine | AddLine)]
     added = [line for line in members if isinstance(line, AddLine) and line.devices]
     kept = {key: value for key, value in what.freeze.items() if key not in ("every", "waves", "alpha")}
@@ -87,9 +90,7 @@ def random_run(seed: int) -> tuple[Case, list[Any]]:
     return what, moves
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 20))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 20))])
 def test_decisions_are_a_script_with_the_bits_of_the_run(seed: int, tmp_path: Path) -> None:
     what, moves = random_run(seed)
     run(what, tmp_path / "run", deaths=tuple(moves))

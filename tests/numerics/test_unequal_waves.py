@@ -34,11 +34,14 @@ def _agree(case: Case, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "waves", "staleness", "combine", "pull", "optimizer"),
     [
-        *all_pairs(product(WEIGHT_POLICIES, WAVES[:2], (0, 1), ("sum", "mean"), PULLS, (MOMENTUM, ADAMW)), every=EVERY),
+        *all_pairs(
+            product(WEIGHT_POLICIES, WAVES[:2], (0, 1), ("sum", "mean"), PULLS, (MOMENTUM, ADAMW)), every=EVERY, step=2
+        ),
         *all_pairs(
             product(WEIGHT_POLICIES, WAVES[2:], (4,), ("sum", "mean"), PULLS, (MOMENTUM, ADAMW)),
             by=lambda _weights, waves, _staleness, combine, *_: (waves, combine),
             every=EVERY,
+            step=2,
         ),
         *(
             pytest.param(*point, marks=pytest.mark.exhaustive)

@@ -11,6 +11,7 @@ import torch
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.errors import DeadlineExceeded, HetpipeError, LinkClosed, MalformedFrame
+from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Frame, FrameKind, Link
 from hetpipe.profiler.link_measuring import (
     LIMITS,
@@ -23,7 +24,6 @@ from hetpipe.profiler.link_measuring import (
 )
 from hetpipe.profiler.sampling import Sampling
 from tests.support.fake_clock import FakeClock
-from tests.support.link_in_process import in_process_pair
 
 BRIEF = LinkSampling(
     first_bytes=64 << 10,

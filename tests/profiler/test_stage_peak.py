@@ -78,7 +78,9 @@ def cases(*names: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
 @pytest.mark.parametrize(
     ("name", "counts", "n"),
     [
-        *all_pairs(cases("digits", "text", "narrow_transformer"), by=lambda name, counts, n: (name, len(counts), n)),
+        *all_pairs(
+            cases("digits", "text", "narrow_transformer"), by=lambda name, counts, n: (name, len(counts), n), step=2
+        ),
         *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in cases("transformer")),
     ],
 )
@@ -107,7 +109,9 @@ def mixed_cases() -> Iterator[tuple[str, tuple[int, ...], int, str]]:
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "counts", "stage", "mix"),
-    all_pairs(mixed_cases(), by=lambda name, counts, stage, mix: (name, (len(counts), stage), MIXES[name].index(mix))),
+    all_pairs(
+        mixed_cases(), by=lambda name, counts, stage, mix: (name, (len(counts), stage), MIXES[name].index(mix)), step=3
+    ),
 )
 def test_the_formula_predicts_the_peak_under_memory_policies(
     name: str, counts: tuple[int, ...], stage: int, mix: str

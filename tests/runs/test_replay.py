@@ -88,25 +88,74 @@ def test_the_first_minibatch_needs_no_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("weights", ["wave", "vertical"])
+def test_any_minibatch_of_a_deterministic_run_has_its_loss(weights: Any, tmp_path: Path) -> None:
+    """Waves of one minibatch: the metrics have the loss of each. Some follow a checkpoint, most are computed anew."""
+    optimizer = {"name": "SGD", "lr": LR, "momentum": 0.9}
+    case = Case(
+        model="dropout_batch_norm", data="data32", batch_size=4, epochs=1, wave=2 if weights == "vertical" else 1,
+        every_waves=4, staleness=1, weights=weights, optimizer=optimizer,
+    )  # fmt: skip
+    run(case, tmp_path, writes_metrics=True)
+    for vw in (0, 1):
+        waves = list(map(json.loads, metrics_path(tmp_path, vw).read_text().splitlines()))
+        wave = waves[-1]
+        of_wave = [replay(case, tmp_path, wave["p"] - back, vw) for back in range(wave["minibatches"])]
+        sizes = [len(one.indices) for one in of_wave]
+        mean = sum(one.loss * size for one, size in zip(of_wave, sizes, strict=True)) / sum(sizes)
+        assert mean == pytest.approx(wave["loss"], rel=0 if len(sizes) == 1 else 1e-6)
+
+
+def test_the_gradients_of_a_repeated_run_are_those_after_its_checkpoint(tmp_path: Path) -> None:
+    """The same with the checkpoint and, once it is lost, over the barrier at which it was made."""
+    case = Case(**{**ALONE, "every_waves": 3}, stages=2, minibatches=4)
+    run(case, tmp_path, writes_metrics=True)
+    known = replay(case, tmp_path, 4)
+    (tmp_path / "checkpoints").rename(tmp_path / "lost")
+    again = replay(case, tmp_path, 4)
+    assert (again.loss, again.clock, again.indices) == (known.loss, 3, known.indices)
+    assert again.gradients.keys() == known.gradients.keys()
+    for name, gradient in known.gradients.items():
+        other = again.gradients[name]
+        assert gradient is not None
+        assert other is not None
+        assert torch.equal(gradient, other)
+
+
+def test_a_run_that_is_not_what_it_was_is_not_replayed(tmp_path: Path) -> None:
+    case = Case(**{**ALONE, "every_waves": 4}, minibatches=4)
+    run(case, tmp_path, writes_metrics=True)
+    path = metrics_path(tmp_path, 0)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1].replace('"loss":', '"loss":1'), *lines[2:], ""]))
+    with pytest.raises(UserError, match=r"the loss .* in wave 1 of virtual worker 0 instead of 1.*its code or data"):
+        replay(case, tmp_path, 4)
+    replay(case, tmp_path, 2)
+
+
 @pytest.mark.parametrize(
-    ("weights", "known"),
+    ("changes", "reason"),
     [
-        ("wave", "1 to 4 (the first weights) and 5 to 8 (the checkpoint at clock 1)"),
-        ("flush", "1 to 4 (the first weights) and 5 to 8 (the checkpoint at clock 1)"),
-        ("stash", "1 (the first weights) and 5 (the checkpoint at clock 1)"),
-        ("predict", "1 (the first weights) and 5 (the checkpoint at clock 1)"),
+        ({"weights": "predict"}, "under weights: predict forward and backward use different predictions"),
+        ({"kind": "wsp", "deterministic": False}, "time decided which weights it fetched"),
     ],
 )
-def test_what_only_the_run_had_is_refused(weights: Any, known: str, tmp_path: Path) -> None:
+def test_what_only_the_run_had_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     optimizer = {"name": "SGD", "lr": LR, "momentum": 0.9}
-    case = Case(**{**ALONE, "wave": 4, "minibatches": 9, "weights": weights, "optimizer": optimizer})
-    run(case, tmp_path)
+    is_deterministic = changes.pop("deterministic", True)
+    case = Case(**{**ALONE, "wave": 4, "minibatches": 9, "optimizer": optimizer, **changes})
+    run(case, tmp_path, writes_metrics=True)
     for folder in list((tmp_path / "checkpoints").iterdir()):
         if folder.name != "clock-00000001":
             folder.rename(tmp_path / folder.name)
+    job = case.job()
+    job = job.model_copy(update={"sync": job.sync.model_copy(update={"deterministic": is_deterministic})})
     with pytest.raises(UserError) as caught:
-        replay(case, tmp_path, 9)
-    assert f"these can be replayed: {known}; checkpoint.every_waves: 1" in str(caught.value)
+        replay_minibatch(tmp_path, job, ROOT, vw=0, p=9)
+    assert f"and the run cannot be repeated: {reason}" in str(caught.value)
+    assert "(the first weights) and 5" in str(caught.value)
     assert replay(case, tmp_path, 5).clock == 1
     with pytest.raises(UserError, match="there is no virtual worker 1; the run has 1"):
         replay(case, tmp_path, 1, vw=1)
+    with pytest.raises(UserError, match="has not committed minibatch 10 in this run; these can be replayed: 1"):
+        replay(case, tmp_path, 10)

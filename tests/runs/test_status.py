@@ -100,6 +100,7 @@ def test_a_running_run_is_asked_of_its_coordinator(folder: RunFolder) -> None:
         "evaluations": None,
         "speed": None,
         "frozen": [],
+        "inactive": [],
         "cache": None,
         "checkpoints": None,
         "pipelines": [],

@@ -32,6 +32,7 @@ from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.sync.segment import DRAIN, first_progress
 from hetpipe.job.file import Job
+from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_detail
 from hetpipe.observe.metrics import Metrics, MetricsWriter, NullMetrics, metrics_path
@@ -74,7 +75,6 @@ from hetpipe.values.sync import DataSpec, Membership, PlanMove, PlanVersion
 from hetpipe.wire.call import Calls, Chunk
 from hetpipe.wire.calls import PULL, PUSH
 from tests.support.inspection import inspect_job, inspect_once
-from tests.support.link_in_process import in_process_pair
 from tests.support.lives import Death, Life, MortalCalls, MortalHistory
 from tests.support.method_calls import MethodCalls
 from tests.support.replicas import InProcessReplicas, ReplicaMeeting

@@ -191,26 +191,37 @@ def use(browser: Any, address: str, runs_dir: Path, problems: list[str]) -> None
     page.close()
 
 
-def main() -> int:
+@contextmanager
+def launched() -> Iterator[Any]:
+    """A browser; None if there is none, which standard error says."""
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
         sys.stderr.write("playwright is missing: .venv/bin/pip install playwright\n")
-        return 2
+        yield None
+        return
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         sys.stderr.write("a browser is missing: apt-get install chromium\n")
-        return 2
+        yield None
+        return
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def main() -> int:
     began = time.monotonic()
     SHOTS.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, launched() as browser:
+        if browser is None:
+            return 2
         runs_dir = Path(folder) / "runs"
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         with served(runs_dir) as address:
             look(browser, address, problems)
             use(browser, address, runs_dir, problems)
-        browser.close()
     took = time.monotonic() - began
     if took > BUDGET_SECONDS:
         problems.append(f"it took {took:.0f} s, the budget is {BUDGET_SECONDS:.0f}")

@@ -17,9 +17,12 @@ from hetpipe.observe.metrics import metrics_path
 from hetpipe.observe.segments import packed_path, segments_of
 from hetpipe.server.decisions_file import append_decision
 from hetpipe.ui.app import MOST_COMPARED, REFRESH_SECONDS, make_app
+from hetpipe.values.activation import Activation
 from hetpipe.values.decisions import DecisionMoment, FreezeDecision, MoveDecision
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.plan import Plan
+from hetpipe.values.wire import to_json
 from tests.cli.fakes import FakeCoordinator, shell_with
 from tests.report.test_plan_page import Page
 from tests.support.fake_clock import FakeClock
@@ -106,6 +109,17 @@ def test_frozen_layers_are_shown_with_what_decided_them(tmp_path: Path) -> None:
     assert "frozen from clock 9 on layers 0-3 (2 with parameters): norms of gradients" in shown
 
 
+def test_inactive_layers_are_shown_by_name(tmp_path: Path) -> None:
+    path = folders.finished(tmp_path, "old")
+    plan = replace(folders.plan_of(2), activations=(Activation(Clock(0), (1, 2)), Activation(Clock(4), (3,))))
+    (path / "plan.json").write_text(to_json(Plan, plan))
+    facts = json.loads((path / "facts.json").read_text()) | {"layers": ["stem", "a", "b", "head"]}
+    (path / "facts.json").write_text(json.dumps(facts))
+    shown = words_of(client_of(tmp_path), "/runs/old")
+    assert "inactive from clock 0 on layers 1-2 (a, b) " in shown
+    assert "inactive from clock 4 on layer 3 (head) " in shown
+
+
 def test_cuts_are_shown_over_time_with_what_they_gained(tmp_path: Path) -> None:
     path = folders.finished(tmp_path, "old")
     move = MoveDecision(
@@ -128,7 +142,7 @@ def test_a_failed_run_says_why_first(tmp_path: Path) -> None:
 def test_a_run_without_anything_yet(tmp_path: Path) -> None:
     folders.run_in(tmp_path, "new")
     shown = Page(text_of(client_of(tmp_path), "/runs/new")).text
-    for words in ("No wave has been trained yet.", "There is no plan yet.", "No clock yet."):
+    for words in ("No wave has been trained.", "There is no plan.", "No clock was published."):
         assert words in shown
 
 
@@ -292,7 +306,7 @@ def test_damaged_files_are_left_out(tmp_path: Path) -> None:
         (path / name).write_bytes(b'{"x": [1')
     with metrics_path(path, 0).open("ab") as file:
         file.write(b"\xff\xfe no line\n{}\n[]\n")
-    assert "There is no plan yet." in Page(text_of(client_of(tmp_path), "/runs/a")).text
+    assert "There is no plan." in Page(text_of(client_of(tmp_path), "/runs/a")).text
     (path / "run.json").write_bytes(b"{")
     assert client_of(tmp_path).get("/runs/a").status_code == 404
     assert "hetpipe demo" in Page(text_of(client_of(tmp_path), "/")).text

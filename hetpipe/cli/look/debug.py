@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Options:
     """Replay one minibatch of a run in one process, on the CPU, under a debugger. The same bits as in the run.
 
-    User code is imported from the current folder. Only the first minibatches after a checkpoint, and those of the run,
-    can be replayed; another number lists them.
+    User code is imported from the current folder. The first minibatches after a checkpoint are replayed at once, others
+    of a deterministic run by repeating it from the nearest checkpoint.
     """
 
     run_dir: RunDir = None
@@ -55,7 +55,8 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     if options.debugger:
         output.note(
             "the debugger stops before the forward: set breakpoints in your code (b model.py:12) and continue (c), or "
-            "step into it (s); after an error it stops where that was raised"
+            "step into it (s); after an error it stops where that was raised; unless it is among the first after a "
+            "checkpoint, the run is repeated up to it first"
         )
     found = replay_of_run(folder, shell.current, vw=options.vw, p=options.minibatch, around=around)
     norms = {name: None if one is None else float(one.norm()) for name, one in found.gradients.items()}

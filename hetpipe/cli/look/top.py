@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -16,12 +16,13 @@ from hetpipe.cli.options import Json, NewestJobOf, RunDir, RunsDir, TlsFolder
 from hetpipe.errors import Unavailable, UnknownJob, UserError
 from hetpipe.report.progress import STATE_TEXTS, cells, headings, memory_text, no_utilisation_text, totals_text
 from hetpipe.report.text import columns, shown_path
+from hetpipe.runs.active_layers import InactiveSince, read_inactive
 from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.reconnection import Contact, Reconnection
 from hetpipe.runs.run_folder import RUNS, RunFolder, RunRecord, find_run
 from hetpipe.runs.shell import CoordinatorPort, Shell
-from hetpipe.runs.status import NO_JOB, pointing_at_status, status_of_job, worker_json
+from hetpipe.runs.status import NO_JOB, inactive_lines, pointing_at_status, status_of_job, worker_json
 from hetpipe.values.events import JobStatus, ProgressTable
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import ROLE_NAMES, Member
@@ -41,6 +42,8 @@ class Picture:
     members: tuple[Member, ...]
     cuts: tuple[CutChange, ...] = ()
     """How virtual workers have been cut since the plan, as far as the folder of the run is at hand."""
+    inactive: tuple[InactiveSince, ...] = ()
+    """The inactive layers over time, likewise."""
 
     @property
     def has_ended(self) -> bool:
@@ -60,6 +63,7 @@ class Picture:
             "evaluations": evaluations,
             "members": members,
             "cuts": cuts,
+            "inactive": [asdict(one) for one in self.inactive],
         }
 
     def lines(self, current: Path) -> list[str]:
@@ -79,6 +83,7 @@ class Picture:
         lines += self._stages()
         now = status_of_job(status)
         lines += now.frozen_lines()
+        lines += inactive_lines(self.inactive)
         if now.evaluations is not None:
             lines.append(str(now.evaluations))
         lines += map(str, self.cuts)
@@ -212,8 +217,14 @@ def _watch(
 
 def _look(client: CoordinatorPort, job_id: JobId | None) -> Picture:
     status = client.invoke(GET_STATUS, GetStatusRequest(job_id))
-    cuts = read_cuts(Path(status.run_dir)) if status.run_dir else ()
-    return Picture(status, all_members(client), cuts)
+    folder = Path(status.run_dir) if status.run_dir else None
+    clock = None if status.clocks is None else int(status.clocks.global_clock)
+    return Picture(
+        status,
+        all_members(client),
+        () if folder is None else read_cuts(folder),
+        () if folder is None else read_inactive(folder, clock),
+    )
 
 
 def _running(folder: RunFolder, shell: Shell) -> RunRecord:

@@ -84,6 +84,9 @@ class Options:
     compress: Annotated[
         bool, typer.Option("--compress", help="With --freeze: pipelines are compressed as under freeze.compress.")
     ] = False
+    cache: Annotated[
+        bool, typer.Option("--cache", help="With --freeze: frozen layers are read from a cache, as under freeze.cache.")
+    ] = False
     optimizer_slots: Annotated[
         int, typer.Option(min=0, metavar="N", help="With --compress: tensors of optimizer state per parameter.")
     ] = 0
@@ -117,13 +120,19 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     plan = simulated_plan(document, costs)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
     changes = None
+    if (options.recut or options.compress or options.cache) and not options.freeze:
+        raise UserError("--recut, --compress and --cache say what happens where layers freeze; give --freeze CLOCK=F")
     if options.recut or options.compress:
-        if not options.freeze:
-            raise UserError("--recut and --compress say what happens where layers freeze; give --freeze CLOCK=F")
         changes = planned_for_freezing(
-            document, profile, cluster, compress=options.compress, optimizer_slots=options.optimizer_slots
+            document,
+            profile,
+            cluster,
+            compress=options.compress,
+            optimizer_slots=options.optimizer_slots,
+            is_cached=options.cache,
         )
-    phases = phases_of(list(map(freeze_of, options.freeze)), document, profile, cluster, how, changes=changes)
+    freezes = list(map(freeze_of, options.freeze))
+    phases = phases_of(freezes, document, profile, cluster, how, changes=changes, is_cached=options.cache)
     remarks: list[str] = []
     if costs.profile.batch_size != profile.batch_size:
         remarks.append(
@@ -149,6 +158,7 @@ def phases_of(
     how: SimulationOptions,
     *,
     changes: Compressed | None = None,
+    is_cached: bool = False,
 ) -> tuple[Phase, ...]:
     """The phases of a run whose layers freeze at given clocks, in order; the first one begins at clock 0.
 
@@ -159,6 +169,7 @@ def phases_of(
         cluster: with the plan's devices.
         how: the simulation without them.
         changes: cuts and virtual workers for each F; None: those of the plan stay.
+        is_cached: whether what enters the layer behind frozen ones is read from a cache.
 
     Raises:
         UserError: the clocks are not in order, or at or behind the end of the run, or F does not grow.
@@ -175,7 +186,7 @@ def phases_of(
     found = []
     for (clock, frozen, before), end in _in_force(steps, waves, () if changes is None else changes.lineups):
         layers = frozen_layers_of(profile, frozen, "--freeze")
-        plan, costs = frozen_plan(document, profile, cluster, layers)
+        plan, costs = frozen_plan(document, profile, cluster, layers, is_cached=is_cached)
         if changes is not None and layers != document.frozen_layers:  # for those it is made
             lineup = lineup_for(changes.lineups, before)
             bounds = cuts_at(frozen, () if lineup is None else changes.workers, changes.cuts)

@@ -138,6 +138,7 @@ def with_freeze_plans(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRu
                 "freeze.compress: needs the memory of all devices, which an agent does not report; give `cluster.file`"
             )
         return run
+    basis = replace(basis, is_cached=freeze.cache == "on")
     plan, workers = run.plan, run.plan.virtual_workers
     if not freeze.compress:
         alike = run.job.sync.traits.averages_gradients
@@ -150,7 +151,13 @@ def with_freeze_plans(run: PlannedRun, agents: Sequence[AgentInfo]) -> PlannedRu
 
 
 def planned_for_freezing(
-    document: PlanDocument, profile: Profile, cluster: Cluster, *, compress: bool, optimizer_slots: int = 0
+    document: PlanDocument,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    compress: bool,
+    optimizer_slots: int = 0,
+    is_cached: bool = False,
 ) -> Compressed:
     """The cuts of the virtual workers of a plan file for each number of frozen layers; with `compress`, who trains.
 
@@ -162,6 +169,7 @@ def planned_for_freezing(
         cluster: with the plan's devices.
         compress: whether pipelines are compressed; else layers move only.
         optimizer_slots: tensors of optimizer state per parameter.
+        is_cached: whether what enters the layer behind frozen ones is read from a cache.
 
     Raises:
         PlanError: virtual workers whose waves have different lengths cannot be compressed.
@@ -181,6 +189,7 @@ def planned_for_freezing(
         {(stage.agent, stage.device): stage.device for worker in workers for stage in worker.stages},
         options.memory(waves[0]),
         is_forecast=True,
+        is_cached=is_cached,
         per_wave={worker.index: n for worker, n in zip(workers, waves, strict=True)},
     )
     alike = not document.has_shards

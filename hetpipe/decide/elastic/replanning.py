@@ -19,6 +19,7 @@ from hetpipe.decide.lifecycle.planning import PlannedRun, options_of
 from hetpipe.decide.planner.active_profile import active_profile
 from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs, MemoryModel, minibatches_per_tick
 from hetpipe.decide.planner.cuts import NO_LINK, ReachTables, least_cuts
+from hetpipe.decide.planner.frozen_profile import cached_profile
 from hetpipe.decide.planner.optimizer_slots import slots_of
 from hetpipe.decide.planner.partition import layer_cost
 from hetpipe.errors import HetpipeError
@@ -51,6 +52,8 @@ class Basis:
     """Whether the times of the profile are those used for the plan."""
     frozen_layers: int = 0
     """The first so many layers are frozen."""
+    is_cached: bool = False
+    """Whether what enters the layer behind them is read from a cache."""
     per_wave: Mapping[VirtualWorkerIndex, int] = field(default_factory=dict)
     """N_v of the first virtual workers; empty: that of `memory`, the same for all."""
 
@@ -65,7 +68,8 @@ class Basis:
     @property
     def costs(self) -> Costs:
         """The profile on the cluster."""
-        return Costs(self.profile, self.cluster, self.frozen_layers)
+        profile = cached_profile(self.profile, self.frozen_layers) if self.is_cached else self.profile
+        return Costs(profile, self.cluster, self.frozen_layers)
 
     def knows(self, worker: VirtualWorkerPlan) -> bool:
         """Whether all devices of a virtual worker are described."""

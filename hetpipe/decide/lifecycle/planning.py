@@ -268,7 +268,8 @@ def _frozen_plan(
     run: PlannedRun, document: PlanDocument, described: PlanningInputs, frozen_layers: int, lineup: int
 ) -> tuple[SimulatedPlan, Costs]:
     """The plan of a run while layers are frozen, with those who then train and their cuts, and its costs."""
-    plan, costs = frozen_plan(document, described.profile, described.cluster, frozen_layers)
+    is_cached = run.job.freeze.cache == "on"
+    plan, costs = frozen_plan(document, described.profile, described.cluster, frozen_layers, is_cached=is_cached)
     frozen, who = run.plan.freeze_levels.index(frozen_layers), lineup_for(run.plan.freeze_lineups, lineup)
     if frozen_layers == document.frozen_layers:
         return plan, costs  # it is made for them

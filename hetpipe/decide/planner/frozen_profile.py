@@ -24,6 +24,20 @@ def frozen_profile(profile: Profile, frozen_layers: int) -> Profile:
     return profile.model_copy(update={"version": 2, "layers": tuple(layers)})
 
 
+def cached_profile(profile: Profile, frozen_layers: int) -> Profile:
+    """The profile where what enters the layer behind the first `frozen_layers` is read from a cache.
+
+    Their forward takes no time, as in every pass over the data but the first one with them (caching.md).
+    """
+    layers = [
+        layer.model_copy(update={"forward_ms": dict.fromkeys(layer.forward_ms, 0.0)})
+        if index < frozen_layers
+        else layer
+        for index, layer in enumerate(profile.layers)
+    ]
+    return profile.model_copy(update={"layers": tuple(layers)})
+
+
 def _frozen(layer: LayerProfile) -> LayerProfile:
     without = {
         "backward_ms": dict.fromkeys(layer.backward_ms, 0.0),

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from hetpipe.decide.planner.borders import check_borders
 from hetpipe.decide.planner.costs import Costs, ticks
+from hetpipe.decide.planner.frozen_profile import cached_profile
 from hetpipe.decide.planner.options import schedule_for
 from hetpipe.decide.planner.placement import Piece
 from hetpipe.decide.planner.scaled_profile import scaled_profile
@@ -96,14 +97,22 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
 
 
 def frozen_plan(
-    document: PlanDocument, profile: Profile, cluster: Cluster, frozen_layers: int
+    document: PlanDocument, profile: Profile, cluster: Cluster, frozen_layers: int, *, is_cached: bool = False
 ) -> tuple[SimulatedPlan, Costs]:
     """The plan in a plan file while other layers are frozen than it was made for, and its costs then.
+
+    Args:
+        document: the plan file.
+        profile: the layers.
+        cluster: the devices and links.
+        frozen_layers: the first so many layers are frozen.
+        is_cached: whether what enters the layer behind them is read from a cache.
 
     Raises:
         PlanError: as of `costs_of` and `simulated_plan`.
     """
-    costs = costs_of(document, profile, cluster, frozen_layers=frozen_layers)
+    known = cached_profile(profile, frozen_layers) if is_cached else profile
+    costs = costs_of(document, known, cluster, frozen_layers=frozen_layers)
     plan = simulated_plan(document, costs_of(document, profile, cluster))
     placed = PlacedParameters(plan.placed.pieces, plan.placed.shards, costs.num_layers, frozen_layers)
     return replace(plan, placed=placed), costs

@@ -63,7 +63,7 @@ from hetpipe.pipeline.model_file import (
 from hetpipe.pipeline.moving import BuiltStage, Rebuild
 from hetpipe.pipeline.reading import DataReader, InlineReader, MinibatchSource, WorkerOptions, WorkerReader
 from hetpipe.pipeline.runner import StageRunner
-from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts
+from hetpipe.pipeline.setup import Clipping, Replicas, StageData, StageIdentity, StageParts, Watch
 from hetpipe.server.agent.private_folder import PrivateFolder
 from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
@@ -104,7 +104,8 @@ class Wiring:
     cache: CacheFolders | None = None
     """Of this node, for what enters the layers behind frozen ones; None: there is none."""
     emulator: Emulator | None = None
-    """Replaces the device's own emulation; for tests."""
+    """Replaces the device's own emulation."""
+    watch: Watch = lambda *_: None
     stall_seconds: float = STALL_SECONDS
     relayed: RelayedLog | None = None
     """The decision log from the agent; None: the stage follows the clock shard itself."""
@@ -439,6 +440,7 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
             job, config.plan, config.vw, segment.start, [member.vw for member in segment.left]
         ),
         prefix=_prefix(job, config, wiring),
+        watch=wiring.watch,
         tells_norms=job.freeze.alpha is not None,
     )
 

@@ -291,7 +291,11 @@ class ShardClient:
                 if not self._stopped.is_set():
                     self._listener.on_error(error)
 
-        executor.submit(guarded)
+        try:
+            executor.submit(guarded)
+        except RuntimeError:  # closed meanwhile, by another thread
+            if not self._stopped.is_set():
+                raise
 
     def _push_and_report(
         self,

@@ -365,10 +365,13 @@ class ClockShard:
             isinstance(record, PlanRecord) or (isinstance(record, SegmentRecord) and record.has_moves)
             for record in records
         )
+        hands_over = any(isinstance(record, HandoverRecord) for record in records)
         if publishes:
             failpoints.reach("commit.before_publish")
         if changes_plans:
             failpoints.reach("repartition.before_record")
+        if hands_over:
+            failpoints.reach("takeover.before_record")
         self._note(event)
         self._keep(event)
         self._remember(records)
@@ -376,6 +379,8 @@ class ClockShard:
             failpoints.reach("commit.after_publish")
         if changes_plans:
             failpoints.reach("repartition.recorded")
+        if hands_over:
+            failpoints.reach("takeover.recorded")
         if records:
             self.condition.notify_all()
             if not all(isinstance(record, CommitRecord) for record in records):

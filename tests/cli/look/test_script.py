@@ -56,6 +56,7 @@ def test_decisions_of_a_run_are_a_section_of_a_job(tmp_path: Path) -> None:
     what = Case(workers=2, stages=[[2, 3]] * 2, minibatches=40, deterministic=False)
     text, told = shown(tmp_path, what)
     assert text.splitlines() == [
+        "# whether virtual workers died, which no script repeats, is not known: the run has no history",
         "# the bits are repeated by a job with sync.deterministic only",
         "elastic:",
         "  script:",
@@ -74,7 +75,7 @@ def test_the_layers_that_are_active_from_the_start_belong_to_it(tmp_path: Path) 
         model="supernet", minibatches=40, active=(0, "[12]", 4), activates=((3, (0, 4)),), elastic={"recut": True}
     )
     text, told = shown(tmp_path, what, ())
-    assert text.splitlines() == [
+    assert text.splitlines()[1:] == [
         "elastic:",
         "  active: [0, '[12]', 4]",
         "  recut: true",
@@ -106,5 +107,38 @@ def test_what_the_job_needs_besides(
     what: Case, decisions: tuple[DecisionLine, ...], comment: str, tmp_path: Path
 ) -> None:
     text, told = shown(tmp_path, what, decisions)
-    assert comment in text.splitlines()[:2]
+    assert comment in text.splitlines()[:3]
     assert bool(told["script"]) == bool(decisions)
+
+
+def test_a_run_with_a_death_in_it_is_refused(tmp_path: Path) -> None:
+    """Not one whose virtual worker ends with the run; and only up to the checkpoint from which a rewind goes on."""
+    what = Case(workers=2, stages=[[2, 3]] * 2, minibatches=40)
+    lines: list[dict[str, Any]] = [
+        {"event": "publish", "clock": 0},
+        *({"event": "join", "vw": vw, "clock": 0} for vw in (0, 1)),
+        {"event": "barrier", "clock": 8, "reason": "epoch+end"},
+        {"event": "publish", "clock": 8},
+        {"event": "evict", "vw": 1, "clock": 8},
+    ]
+
+    def write(folder: Path, start: int, *own: dict[str, Any]) -> None:
+        (folder / "history").mkdir(parents=True, exist_ok=True)
+        told = (json.dumps(line, separators=(",", ":")) + "\n" for line in own)
+        (folder / "history" / "shard-0.jsonl").write_text("".join(told))
+        (folder / "facts.json").write_text(json.dumps({"start": {"clock": start}}))
+        (folder / "plan.json").write_text(json.dumps({"virtual_workers": [{}, {}]}))
+
+    write(tmp_path, 0, *lines)
+    text, _ = shown(tmp_path, what)
+    assert "is not known" not in text
+    death = {"event": "evict", "vw": 1, "clock": 4}
+    write(tmp_path, 0, *lines[:4], death, *lines[4:])
+    refused = CliRunner().invoke(app, ["script", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "no script repeats this run: virtual worker 1 died, having committed 4 waves" in " ".join(
+        refused.output.split()
+    )
+    write(tmp_path, 0, *lines[:4], {"event": "publish", "clock": 2}, death)
+    write(tmp_path / "rewind-1", 2, *lines[1:])
+    assert CliRunner().invoke(app, ["script", str(tmp_path)]).exit_code == 0

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from hetpipe.cli.app import app
 from hetpipe.cli.look.top import REFRESH_SECONDS, Options, Picture, run
 from hetpipe.errors import PeerUnreachable
+from hetpipe.runs.active_layers import InactiveSince
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.run_folder import RunFolder, RunRecord
 from hetpipe.runs.shell import Shell
@@ -53,6 +54,12 @@ def test_frozen_layers_are_shown() -> None:
     assert cached in picture.lines(Path.cwd())
     assert "frozen: layers 0-3 (2 with parameters) from clock 3 on" in picture.lines(Path.cwd())
     assert picture.to_json()["clocks"]["frozen"] == [{"clock": 3, "frozen": 2, "layers": 4}]
+
+
+def test_inactive_layers_are_shown() -> None:
+    picture = Picture(running(), (), (), (InactiveSince(4, (1, 2), ("a1", "a2")),))
+    assert "inactive: layers 1-2 (a1, a2) from clock 4 on" in picture.lines(Path.cwd())
+    assert picture.to_json()["inactive"] == [{"clock": 4, "layers": (1, 2), "names": ("a1", "a2")}]
 
 
 class Changing(FakeCoordinator):

@@ -81,9 +81,11 @@ def test_pipelines_change_where_layers_freeze() -> None:
     result = simulated(*freezes, "--compress")
     assert "2 × 1 stage" in result.stdout
     assert "all the time" not in result.stdout
+    (*_, cached) = as_json(*freezes, "--compress", "--cache")["phases"]
+    assert cached["samples_per_second"] == pytest.approx(8 * 2 / 0.006, rel=0.1), "the frozen ones take no time"
     alone = simulated("--recut")
     assert alone.exit_code == 2
-    assert "--recut and --compress say what happens where layers freeze; give --freeze CLOCK=F" in " ".join(
+    assert "--recut, --compress and --cache say what happens where layers freeze; give --freeze CLOCK=F" in " ".join(
         alone.output.split()
     )
 

@@ -63,17 +63,20 @@ TABLES = [
 
 
 @cache
-def cases() -> list[Instance]:
+def cases(num_random: int) -> list[Instance]:
     random = [of for seed in range(8) for of in instances(seed, 120) if without_empty(of)]
-    return random[:300] + [of for of in TABLES if without_empty(of)]
+    assert len(random) >= num_random
+    return random[:num_random] + [of for of in TABLES if without_empty(of)]
 
 
-def test_no_partition_is_larger_than_the_largest_of_algorithm_1_with_as_many() -> None:
-    """Of 300 vectors of sizes, and of the tables of the paper's models; both compress some, and leave some."""
-    tried = cases()
-    assert len(tried) >= 300
+SOME_OR_ALL = pytest.mark.parametrize("num_random", [60, pytest.param(300, marks=pytest.mark.exhaustive)])
+
+
+@SOME_OR_ALL
+def test_no_partition_is_larger_than_the_largest_of_algorithm_1_with_as_many(num_random: int) -> None:
+    """Of random vectors of sizes, and of the tables of the paper's models; both compress some, and leave some."""
     lengths = set()
-    for of in tried:
+    for of in cases(num_random):
         ours = last_bounds(found(of, BY_PARAMETERS))
         as_long = replace(of, num_stages=len(ours[0]) - 1)
         assert max(map(of.largest, ours)) <= as_long.largest(algorithm_1(as_long)) * (1 + 1e-6)
@@ -81,10 +84,11 @@ def test_no_partition_is_larger_than_the_largest_of_algorithm_1_with_as_many() -
     assert {1, 2, 4} <= lengths
 
 
-def test_no_plan_of_algorithm_1_is_faster_where_it_fits() -> None:
+@SOME_OR_ALL
+def test_no_plan_of_algorithm_1_is_faster_where_it_fits(num_random: int) -> None:
     """Fits: no device needs more memory than at the start. It has as many replicas as its devices are enough for."""
     faster = 0
-    for of in cases():
+    for of in cases(num_random):
         at = replace(basis(of.sizes, of.num_stages), frozen_layers=of.frozen)
         theirs, ours = algorithm_1_compressed(of), found(of, BY_MEMORY)
         cut = algorithm_1(theirs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -179,3 +179,13 @@ def test_replicas_are_cut_alike() -> None:
     workers = [worker((0, 1, 6), 0), worker((0, 1, 6), 1)]
     found = freeze_cuts(basis([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 2), workers, (0, 3), alike=True)
     assert found == (FreezeCut(1, VirtualWorkerIndex(0), (0, 4, 6)), FreezeCut(1, VirtualWorkerIndex(1), (0, 4, 6)))
+
+
+def test_layers_that_are_read_from_a_cache_take_no_time() -> None:
+    """Of eleven equal layers nine are frozen: the other two are shared where the forward of the nine is read."""
+    at = basis((1.0,) * 11, 2)
+    cuts = {
+        is_cached: freeze_cuts(replace(at, is_cached=is_cached), [worker((0, 5, 11))], (0, 9), alike=False)[0].bounds
+        for is_cached in (False, True)
+    }
+    assert cuts == {False: (0, 9, 11), True: (0, 10, 11)}

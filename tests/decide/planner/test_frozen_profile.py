@@ -11,7 +11,7 @@ import pytest
 from hetpipe.decide.planner.choose import choose_plan, closed_form
 from hetpipe.decide.planner.costs import Costs, MemoryModel, ticks
 from hetpipe.decide.planner.cuts import NO_LINK, ReachTables, least_cuts
-from hetpipe.decide.planner.frozen_profile import frozen_profile
+from hetpipe.decide.planner.frozen_profile import cached_profile, frozen_profile
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.simulator.documents import costs_of, frozen_plan, simulated_plan
 from hetpipe.decide.simulator.options import SimulationOptions
@@ -52,6 +52,9 @@ def test_a_frozen_layer_has_a_forward_and_one_copy_of_its_weights() -> None:
     assert [each.output_bytes for each in found.layers] == [4, 8, 8, 0], "all values go forward"
     assert [each.backward_bytes for each in found.layers] == [0, 0, 4, 0], "of the last cut, the skip is a constant"
     assert frozen_profile(profile, 0) is profile
+    read = frozen_profile(cached_profile(profile, 2), 2)
+    assert [each.forward_ms["V"] for each in read.layers] == [0.0, 0.0, 1.0, 1.0]
+    assert [each.output_bytes for each in read.layers] == [4, 8, 8, 0], "what is read goes forward"
 
     costs = Costs(profile, cluster_of(["V"]), 2)
     assert costs.compute_ticks("V", 0, 4) == ticks(4.0 + 2 * 2.0)

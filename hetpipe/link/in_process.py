@@ -1,4 +1,4 @@
-"""Links between two threads of one process, for tests and for runs without processes.
+"""Links between two threads of one process.
 
 They promise what a network link promises, no more: every tensor is copied at `send`, so that the receiver may change
 what it got (an in-place activation at the start of the next stage does) without reaching into the sender's autograd
