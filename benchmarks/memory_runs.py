@@ -68,7 +68,7 @@ def _measured(model: Model, memory_bytes: int, memory: str) -> float:
     run_dir, _, _ = train(_job(model, memory_bytes, memory))
     lines = map(json.loads, (run_dir / "history" / "vw-0-stage-0.jsonl").read_text().splitlines())
     ends = [line["t"] for line in lines if line["event"] == "step"][_MARGIN:-_MARGIN:_MINIBATCHES_PER_WAVE]
-    return 1000 * median(later - end for end, later in pairwise(ends)) / _MINIBATCHES_PER_WAVE
+    return float(1000 * median(later - end for end, later in pairwise(ends)) / _MINIBATCHES_PER_WAVE)
 
 
 def _job(model: Model, memory_bytes: int, memory: str) -> dict[str, Any]:
