@@ -95,6 +95,10 @@ POINTS: Mapping[str, Point] = {
     "repartition.record_read": Point("a stage has read that its layers change, and has sent none", _STAGE),
     "repartition.layers_half_moved": Point("a stage has sent and received its layers, and is not rebuilt", _STAGE),
     "repartition.stage_built": Point("a stage has its new layers, and has computed nothing with them", _STAGE),
+    "freezing.before_record": Point("a barrier behind which more layers are frozen is not persistent", _SHARD),
+    "freezing.recorded": Point(
+        "a barrier behind which more layers are frozen is persistent, and not announced", _SHARD
+    ),
     "takeover.before_ready": Point("a stage that is to join is about to report that it is ready", _STAGE),
     "takeover.record_read": Point("a stage has read that it joins and takes over, and has no state", _STAGE),
     "takeover.state_written": Point("a stage that leaves has written its state, and has not reported it", _STAGE),

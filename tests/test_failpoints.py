@@ -369,6 +369,7 @@ def test_the_table_has_every_injection_point_of_the_design() -> None:
         "commit": 4,
         "membership": 4,
         "repartition": 9,
+        "freezing": 2,
         "takeover": 6,
         "replacement": 5,
         "snapshot": 7,

@@ -147,6 +147,7 @@ AT_POINTS = (Deed.KILL, Deed.PAUSE)
 #: Points nobody can be brought to, and why. A whole group by its name alone.
 UNREACHED: dict[str, str] = {
     "replacement": "all devices of a virtual worker of this cluster are one agent's: none continues without it",
+    "freezing": "python -m tests.chaos.transformations does that, to jobs of their own: layers freeze once in a job",
     "takeover": "python -m tests.chaos.takeovers does that, to jobs of their own: one takes over once in a job",
 }
 

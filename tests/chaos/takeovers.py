@@ -50,9 +50,9 @@ def all_takeovers() -> tuple[Cell, ...]:
     )
 
 
-def script() -> list[dict[str, object]]:
-    """The lines of the job."""
-    at = {"clock": AT_CLOCK}
+def script(clock: int = AT_CLOCK) -> list[dict[str, object]]:
+    """The lines of the job: the take-over at this clock."""
+    at = {"clock": clock}
     adds = ({"at": at, "do": "add", "vw": vw, "stages": [NUM_LAYERS], "devices": [vw]} for vw in TAKERS)
     return [{"at": at, "do": "drop", "vw": LAST_WORKER}, *adds]
 
@@ -60,19 +60,40 @@ def script() -> list[dict[str, object]]:
 class TakeoverScene:
     """Clusters with a job in which others take over from one."""
 
+    def __init__(self, lines: list[dict[str, object]], clock: int) -> None:
+        """Prepare.
+
+        Args:
+            lines: the script of the job.
+            clock: that of the take-over.
+        """
+        self._lines, self._clock = lines, clock
+
     @contextmanager
     def open(self, folder: Path) -> Iterator[tuple[Trial, Play[Cell]]]:
         """A cluster with a job, and what does a cell to it."""
         arming = folder / "arming"
         arming.mkdir(parents=True)
         with Cluster(folder, layout_for(arming)) as cluster:
-            trial = Trial(cluster, folder / "run", survive=SURVIVE, elastic={"script": script()})
+            trial = Trial(cluster, folder / "run", survive=SURVIVE, elastic={"script": self._lines})
             trial.wait_moving()
-            yield trial, TakeoverNemesis(cluster, trial, arming).play
+            yield trial, TakeoverNemesis(cluster, trial, arming, self._clock).play
 
 
 class TakeoverNemesis(Nemesis):
     """Hits one of those that take part."""
+
+    def __init__(self, cluster: Cluster, trial: Trial, arming: Path, clock: int) -> None:
+        """Prepare, as the base class.
+
+        Args:
+            cluster: the victims.
+            trial: the job.
+            arming: a folder.
+            clock: of the take-over.
+        """
+        super().__init__(cluster, trial, arming)
+        self._clock = clock
 
     def _hit_workers(self, cell: Cell) -> set[int]:
         """The one that leaves does so in any case; the first one never does."""
@@ -83,7 +104,7 @@ class TakeoverNemesis(Nemesis):
         assert self._trial.published() < AT_CLOCK, "others have taken over before anybody was hit"
         super()._hit(cell)
         self._trial.wait(
-            lambda: self._trial.published() >= AT_CLOCK, timeout_seconds=REACH_SECONDS, what=f"clock {AT_CLOCK}"
+            lambda: self._trial.published() >= self._clock, timeout_seconds=REACH_SECONDS, what=f"clock {self._clock}"
         )
 
     def _pid(self, victim: str) -> int:
@@ -92,4 +113,4 @@ class TakeoverNemesis(Nemesis):
 
 if __name__ == "__main__":
     command = Command("tests.chaos.takeovers", "Whether take-overs are survived.", all_takeovers(), {}, per_job=1)
-    sys.exit(command.run(TakeoverScene()))
+    sys.exit(command.run(TakeoverScene(script(), AT_CLOCK)))

@@ -86,6 +86,9 @@ def test_witnesses_tell_what_is_lost_doubled_and_torn() -> None:
         ("d: 0 samples lost (first []), 2 doubled (first [0, 1])", "layers differ: a wave was torn"),
         Tally(doubled_samples=2, torn_layers=1),
     )
+    frozen = {"a": {0: 1}}
+    assert layer_faults({**dict.fromkeys("bcd", whole), "a": [1, 0, 0]}, ledger, frozen) == Verdict(())
+    assert layer_faults(dict.fromkeys("abcd", whole), ledger, frozen).tally.doubled_samples > 0
     assert layer_faults({"a": whole}, ledger).problems == ("the final weights have layers ['a'], not 4",)
 
 

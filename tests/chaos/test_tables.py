@@ -13,6 +13,8 @@ from tests.chaos.nemesis import LAST_WORKER
 from tests.chaos.outcome import Outcome, Results, Tally
 from tests.chaos.pair_table import WORKER, Opening, all_pairs
 from tests.chaos.takeovers import AT_CLOCK, TAKERS, all_takeovers, script
+from tests.chaos.transformations import all_transformations
+from tests.chaos.transformations import script as transformation
 from tests.chaos.wires import Damage, all_wires
 from tests.support.network_namespaces import Direction
 
@@ -46,6 +48,15 @@ def test_every_moment_of_a_take_over_is_tried_with_a_job_that_has_one() -> None:
     elastic = Job.model_validate(witness_job.job(elastic={"script": script()})).elastic
     assert [vw for vw in range(4) if not elastic.is_absent(vw, AT_CLOCK - 1)] == [0, LAST_WORKER]
     assert [vw for vw in range(4) if not elastic.is_absent(vw, AT_CLOCK)] == [0, *TAKERS]
+
+
+def test_every_moment_of_a_transformation_is_tried_with_a_job_that_has_one() -> None:
+    points = {cell.point for cell in all_transformations()}
+    assert points >= {point for point in POINTS if point.startswith("freezing.")}
+    assert points <= POINTS.keys()
+    lines = Job.model_validate(witness_job.job(elastic={"script": transformation()})).elastic
+    assert [vw for vw in range(4) if not lines.is_absent(vw, AT_CLOCK)] == [0, LAST_WORKER]
+    assert [vw for vw in range(4) if not lines.is_absent(vw, AT_CLOCK + 1)] == [0, *TAKERS]
 
 
 def test_pairs_are_told_apart_and_hit_who_is_there() -> None:

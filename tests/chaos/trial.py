@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors.torch import load_file
@@ -74,6 +76,11 @@ class Trial:
         self._cluster = cluster
         job = Job.model_validate(witness_job.job(**changes))
         self._job = job
+        script = changes.get("elastic", {}).get("script", ())
+        #: Layer → the clock at which the script freezes it.
+        self._frozen_at = {
+            layer: line["at"]["clock"] for line in script if line["do"] == "freeze" for layer in range(line["layers"])
+        }
         (run_dir / "job.json").write_text(job.model_dump_json())
         submission = Submission(new_request_id(), job.model_dump_json(), str(run_dir), str(ROOT))
         self.job_id: JobId = cluster.client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
@@ -240,7 +247,7 @@ class Trial:
         # A rewind that was given up for another one has a folder, and nobody trained there.
         earlier = [folder for folder in histories_of(self._first_dir) if folder != last]
         parts = [*(history_faults(folder, is_last=False) for folder in earlier), history_faults(last, is_last=True)]
-        parts.append(witness_faults(last))
+        parts.append(witness_faults(last, self._frozen_at))
         problems = tuple(problem for part in parts for problem in part.problems)
         return Verdict(problems, sum((part.tally for part in parts), Tally(jobs=1)))
 
@@ -262,29 +269,48 @@ def history_faults(run_dir: Path, *, is_last: bool) -> Verdict:
     return Verdict(tuple(f"{v.kind.value}: {v.message} ({v.where})" for v in report.violations[:_TOLD]), tally)
 
 
-def witness_faults(run_dir: Path) -> Verdict:
-    """Every sample that the final weights do not hold exactly as often as the ledger of commits says, in each layer."""
+def witness_faults(run_dir: Path, frozen_at: Mapping[int, int]) -> Verdict:
+    """Every sample that the final weights do not hold exactly as often as the ledger of commits says, in each layer.
+
+    Args:
+        run_dir: the last folder of a run.
+        frozen_at: layer → the clock from which on it is frozen, and counts nothing any more.
+    """
     try:
         layers = final_layers(newest_checkpoint(run_dir))
     except CheckpointError as error:
         return Verdict((f"no final weights: {error}",))
-    return layer_faults(layers, _ledger(run_dir))
+    own = {f"weights/{layer}.cells": _ledger(run_dir, below=clock) for layer, clock in frozen_at.items()}
+    return layer_faults(layers, _ledger(run_dir), own)
 
 
-def layer_faults(layers: Mapping[str, Sequence[int]], ledger: Mapping[int, int]) -> Verdict:
-    """What differs between how often samples were added to each layer and how often they were committed."""
+def layer_faults(
+    layers: Mapping[str, Sequence[int]],
+    ledger: Mapping[int, int],
+    own: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
+) -> Verdict:
+    """What differs between how often samples were added to each layer and how often they were committed.
+
+    Args:
+        layers: how often each has which sample.
+        ledger: how often each sample was committed.
+        own: the same of layers that others have trained longer than.
+    """
+    if unknown := own.keys() - layers.keys():
+        return Verdict((f"the final weights have layers {sorted(layers)}, and not {sorted(unknown)}",))
     if len(layers) != witness_job.NUM_LAYERS:
         return Verdict((f"the final weights have layers {sorted(layers)}, not {witness_job.NUM_LAYERS}",))
     problems, tally = [], Tally()
     for name, found in sorted(layers.items()):
-        lost = [sample for sample, count in enumerate(found) if count < ledger.get(sample, 0)]
-        doubled = [sample for sample, count in enumerate(found) if count > ledger.get(sample, 0)]
+        wanted = own.get(name, ledger)
+        lost = [sample for sample, count in enumerate(found) if count < wanted.get(sample, 0)]
+        doubled = [sample for sample, count in enumerate(found) if count > wanted.get(sample, 0)]
         tally += Tally(lost_samples=len(lost), doubled_samples=len(doubled))
         if lost or doubled:
             problems.append(
                 f"{name}: {len(lost)} samples lost (first {lost[:3]}), {len(doubled)} doubled (first {doubled[:3]})"
             )
-    first, *others = (tuple(found) for _, found in sorted(layers.items()))
+    first, *others = (tuple(found) for name, found in sorted(layers.items()) if name not in own)
     if torn := sum(other != first for other in others):
         problems.append("layers differ: a wave was torn")
         tally += Tally(torn_layers=torn)
@@ -301,12 +327,18 @@ def final_layers(checkpoint: Path) -> Mapping[str, list[int]]:
     return layers
 
 
-def _ledger(run_dir: Path) -> Counter[int]:
-    """How often each sample was committed: once per epoch, by the checker's word, so (epoch, sample) is a set."""
+def _ledger(run_dir: Path, *, below: float = math.inf) -> Counter[int]:
+    """How often each sample was committed: once per epoch, by the checker's word, so (epoch, sample) is a set.
+
+    Args:
+        run_dir: the last folder of a run.
+        below: only in waves before this clock; the run began before it.
+    """
     start = json.loads((run_dir / "facts.json").read_bytes())["start"]
     used = {(epoch, index) for epoch in range(start["epoch"]) for index in range(witness_job.num_samples())}
     used |= {(start["epoch"], index) for index in start["used"]}
     for path in streams_in(run_dir / "history", "shard-"):
         for record in whole_lines(path, b'"used"'):
-            used |= {(record["epoch"], index) for index in record["indices"]}
+            if record["wave"] < below:
+                used |= {(record["epoch"], index) for index in record["indices"]}
     return Counter(index for _, index in used)

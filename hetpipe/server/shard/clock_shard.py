@@ -7,7 +7,7 @@ every new record, `stage_condition` of those that a stage acts on. History is wr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -359,28 +359,14 @@ class ClockShard:
 
     def _decide(self, event: DecisionEvent) -> None:
         """Apply an event under `condition`: journal it, write its history, notify followers."""
+        frozen = self._log.progress.frozen
         records = event.apply(self._log)
-        publishes = any(isinstance(record, PublishRecord) for record in records)
-        changes_plans = any(
-            isinstance(record, PlanRecord) or (isinstance(record, SegmentRecord) and record.has_moves)
-            for record in records
-        )
-        hands_over = any(isinstance(record, HandoverRecord) for record in records)
-        if publishes:
-            failpoints.reach("commit.before_publish")
-        if changes_plans:
-            failpoints.reach("repartition.before_record")
-        if hands_over:
-            failpoints.reach("takeover.before_record")
+        moments = _moments(records) | ({"freezing"} if self._log.progress.frozen > frozen else set())
+        _reach_before_record(moments)
         self._note(event)
         self._keep(event)
         self._remember(records)
-        if publishes:
-            failpoints.reach("commit.after_publish")
-        if changes_plans:
-            failpoints.reach("repartition.recorded")
-        if hands_over:
-            failpoints.reach("takeover.recorded")
+        _reach_recorded(moments)
         if records:
             self.condition.notify_all()
             if not all(isinstance(record, CommitRecord) for record in records):
@@ -545,3 +531,37 @@ def log_config(config: ShardConfig) -> LogConfig:
         freezing=config.freezing,
         activations=config.activations,
     )
+
+
+def _moments(records: Sequence[Record]) -> set[str]:
+    """The groups of failpoints that these records are about, apart from freezing."""
+    found = set()
+    if any(isinstance(record, PublishRecord) for record in records):
+        found.add("commit")
+    if any(isinstance(one, PlanRecord) or (isinstance(one, SegmentRecord) and one.has_moves) for one in records):
+        found.add("repartition")
+    if any(isinstance(record, HandoverRecord) for record in records):
+        found.add("takeover")
+    return found
+
+
+def _reach_before_record(moments: Collection[str]) -> None:
+    if "commit" in moments:
+        failpoints.reach("commit.before_publish")
+    if "repartition" in moments:
+        failpoints.reach("repartition.before_record")
+    if "freezing" in moments:
+        failpoints.reach("freezing.before_record")
+    if "takeover" in moments:
+        failpoints.reach("takeover.before_record")
+
+
+def _reach_recorded(moments: Collection[str]) -> None:
+    if "commit" in moments:
+        failpoints.reach("commit.after_publish")
+    if "repartition" in moments:
+        failpoints.reach("repartition.recorded")
+    if "freezing" in moments:
+        failpoints.reach("freezing.recorded")
+    if "takeover" in moments:
+        failpoints.reach("takeover.recorded")
