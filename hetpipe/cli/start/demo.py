@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from hetpipe.bundled import bundled_root
@@ -47,18 +48,21 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     folder = RunFolder.create(None, name=request.job.name, clock=shell.clock)
     ended = follow(request, folder, output, shell)
     if ended is ExitStatus.OK:
-        output.say(*ending(folder.path.name, plan=shown_path(job, shell.current) if root == shell.current else None))
+        plan = shown_path(job, shell.current) if root == shell.current else None
+        output.say(*ending(folder.path.name, plan=plan, has_pages=find_spec("uvicorn") is not None))
     return ended
 
 
-def ending(run: str, *, plan: str | None) -> list[str]:
+def ending(run: str, *, plan: str | None, has_pages: bool) -> list[str]:
     """The pages and commands to look at after the demo.
 
     Args:
         run: name of its run.
         plan: its job file, if `hetpipe plan` can import its modules from the current folder.
+        has_pages: whether the extra `ui` is installed.
     """
     rows = [
+        *([] if has_pages else [("pip install 'hetpipe[ui]'", "what the next command needs")]),
         ("hetpipe ui", f"the run in a browser: http://127.0.0.1:{PORT}/runs/{run}"),
         *([(f"hetpipe plan {plan} --html plan.html", "a page about its plan: why this cut")] if plan else []),
         ("hetpipe check", "verifies its history"),
