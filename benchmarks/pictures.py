@@ -151,7 +151,7 @@ def draw(said: Mapping[str, Any], folder: Path) -> None:
 def growth(sizes: Mapping[str, Mapping[str, float]]) -> str:
     """An SVG of how late a clock is, and how long the clock shard computes per wave, by the number of stages.
 
-    Beyond the two largest runs, the clock shard's time is that of the line through them.
+    For four times the stages of the largest run, the clock shard's time is that of the line through the two largest.
     """
     late = [(f"{name}: late", one["milliseconds late, median"], one["99th percentile"]) for name, one in sizes.items()]
     per_wave = {
@@ -160,10 +160,7 @@ def growth(sizes: Mapping[str, Mapping[str, float]]) -> str:
     }
     (before, low), (last, high) = sorted(per_wave.items())[-2:]
     busy = [(f"{number} stages: clock shard", value, None) for number, value in per_wave.items()]
-    busy += [
-        (f"{number} stages: extrapolated", high + (high - low) * (number - last) / (last - before), None)
-        for number in (4 * last, 16 * last)
-    ]
+    busy.append((f"{4 * last} stages: extrapolated", high + (high - low) * 3 * last / (last - before), None))
     title = "Milliseconds from the last commit to a published clock, and of processor per wave"
     legend = "line: 99th percentile; waves shorter than the clock shard's bar saturate it"
     return bars(title, [*late, *busy], legend=legend, mark_name="99th percentile")

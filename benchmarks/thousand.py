@@ -1,9 +1,13 @@
 """How many stages can one clock shard serve, and how many members one coordinator?
 
-Real: the clock shard, a process with all that `hetpipe serve parameter-server` does but for its registration. Light:
-the other shards, which follow the decision log and acknowledge every record, and the stages, which follow it and
-report a wave as soon as the clock before it is published. They have no weights and compute nothing, so a wave takes as
-long as its calls and records do. Each process of stages has one connection.
+Real: the clock shard, a process with all that `hetpipe serve parameter-server` does but for its registration, and the
+relay of the decision log in a process of 16 stages, from the agent's stream to the pipe of each stage. Light: the other
+shards, which follow the decision log and acknowledge it, and the stages, which report a wave as soon as the clock
+before it is published. They have no weights and compute nothing, so a wave takes as long as its calls and records do.
+
+The *limit* of a size is a program of nothing but `grpc.aio` and pipes: the last commit of a clock goes to as many
+shards, their acknowledgements come back, and the publication goes to as many processes and from these to as many
+stages, in messages of the same length. It has no log, no stages that report, and nobody else at work.
 
 Members of the coordinator are light as well: each is a registration and its heartbeats. Calls are compared with a bare
 `grpc.aio` program that answers with as many bytes.
@@ -16,17 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import resource
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -34,18 +39,23 @@ import grpc.aio
 from benchmarks.sizes import sized
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.lifecycle.registry import MEMBERS_OF_LEAST_LEASE
-from hetpipe.decide.sync.records import PublishRecord
+from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
+from hetpipe.decide.sync.records import PublishRecord, SegmentRecord
 from hetpipe.decide.sync.segment import first_progress
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.history import NullHistory, Value
+from hetpipe.server.agent.log_relay import ClockShardAt, LogRelays
 from hetpipe.server.coordinator.coordinator import Coordinator
 from hetpipe.server.coordinator.main import newest_checkpoint, read_progress
 from hetpipe.server.coordinator.servicer import CONCURRENT_CALLS as COORDINATOR_CALLS
 from hetpipe.server.coordinator.servicer import NUM_THREADS, CoordinatorServicer
 from hetpipe.server.coordinator.tasks import Tools
 from hetpipe.server.shard.main import CALL_THREADS, CONCURRENT_CALLS
+from hetpipe.server.shard.relayed_log import RelayedLog
+from hetpipe.server.shard.retries import RetryingCalls, RetryPolicy, RetryState
 from hetpipe.server.shard.server import ShardServer
 from hetpipe.storage.memory_store import MemoryStore
+from hetpipe.values.commands import StageKey
 from hetpipe.values.ids import Clock, Incarnation, JobId, ShardIndex, StageIndex, Term, VirtualWorkerIndex, Wave
 from hetpipe.values.leases import LEASE_SECONDS, heartbeat_seconds
 from hetpipe.values.members import Lease, MemberId, MemberInfo, MemberRole
@@ -94,13 +104,21 @@ CALL_SECONDS, CALLS_AT_A_TIME = sized(3.0, 0.2), 32
 _TICK_SECONDS = 0.2
 
 _JOB, _TERM = JobId("thousand"), Term(1)
+
+#: Of the limit: what a stream is asked for, the length of a publication and of its frame, and a pause between waves.
+_SHARD, _NODE = b"shard", b"node"
+_MESSAGE_BYTES, _QUIET_SECONDS = 40, 0.5
+_PIPE_BYTES = 65_536
+
+#: Pause before a stage asks a silent relay again; the stages here do not follow the clock shard themselves.
+_SILENT_SECONDS = 0.05
 _PATIENCE_SECONDS = 300.0
 T = TypeVar("T")
 
 
 def measure() -> dict[str, Any]:
-    """Stages → figures of a run, or the error that refuses them."""
-    return {f"{num_stages} stages": _run(num_stages) for num_stages in SIZES}
+    """Stages → figures of a run, or the error that refuses them, beside its limit."""
+    return {f"{num_stages} stages": {**_run(num_stages), **_limit(num_stages)} for num_stages in SIZES}
 
 
 def calls() -> dict[str, Any]:
@@ -117,12 +135,16 @@ def calls() -> dict[str, Any]:
         ours = _called(server, address, to_bytes(request))
     with _Child(_serve_bare, reply, GET_SHARD_CLOCKS) as bare:
         limit = _called(bare, bare.receive(str), to_bytes(request))
+    with _Child(_serve_threads, reply, GET_SHARD_CLOCKS) as bare:
+        threads = _called(bare, bare.receive(str), to_bytes(request))
     return {
         "hetpipe": round(ours.per_second),
         "bare grpc.aio": round(limit.per_second),
+        "bare grpc with threads": round(threads.per_second),
         "hetpipe / bare grpc.aio": round(ours.per_second / limit.per_second, 3),
         "hetpipe, microseconds of processor per call": round(1e6 * ours.processor_seconds),
         "bare grpc.aio, microseconds of processor per call": round(1e6 * limit.processor_seconds),
+        "bare grpc with threads, microseconds of processor per call": round(1e6 * threads.processor_seconds),
         "bare grpc.aio / hetpipe, processor": round(limit.processor_seconds / ours.processor_seconds, 3),
     }
 
@@ -200,8 +222,10 @@ def _run(num_stages: int) -> dict[str, Any]:
         after = server.receive(_Usage)
     # The first clocks are late by the time in which processes start.
     late = [found[clock] - after.committed[clock - 1] for found in arrived for clock in range(3, NUM_WAVES + 1)]
+    published = [after.published[clock] - after.committed[clock - 1] for clock in range(3, NUM_WAVES + 1)]
     return {
         "milliseconds late, median": round(1000 * statistics.median(late), 1),
+        "of these until it is published": round(1000 * statistics.median(published), 1),
         "99th percentile": round(1000 * statistics.quantiles(late, n=100)[98], 1),
         "milliseconds of processor per stage and wave": round(
             1000 * (after.seconds - before.seconds) / (num_stages * NUM_WAVES), 2
@@ -209,6 +233,23 @@ def _run(num_stages: int) -> dict[str, Any]:
         "kB of memory per stage": round((after.num_bytes - before.num_bytes) / 1000 / num_stages, 1),
         "seconds": round(SYSTEM_CLOCK.monotonic() - begun, 1),
     }
+
+
+def _limit(num_stages: int) -> dict[str, Any]:
+    """How late the same messages are at as many stages."""
+    num_nodes = -(-num_stages // STAGES_PER_PROCESS)
+    with ExitStack() as children:
+        server = children.enter_context(_Child(_serve_bare_rounds, num_nodes))
+        address = server.receive(str)
+        children.enter_context(_Child(_bare_shards, address))
+        nodes = [
+            children.enter_context(_Child(_bare_stages, address, min(STAGES_PER_PROCESS, num_stages - first)))
+            for first in range(0, num_stages, STAGES_PER_PROCESS)
+        ]
+        began = server.receive(list)
+        arrived = [rounds for node in nodes for rounds in node.receive(list)]
+    late = [rounds[number] - began[number] for rounds in arrived for number in range(2, NUM_WAVES)]
+    return {"milliseconds late, median of the limit": round(1000 * statistics.median(late), 1)}
 
 
 def _config(address: str, num_stages: int) -> ShardConfig:
@@ -243,6 +284,8 @@ class _Usage:
     """Resident."""
     committed: dict[int, float]
     """Of a clock shard: wave → time of its last commit."""
+    published: dict[int, float]
+    """Likewise: clock → time of its publication."""
 
 
 class _Child:
@@ -273,29 +316,30 @@ class _Child:
         self._process.join()
 
 
-class _Commits(NullHistory):
-    """Keeps the time of the last commit of each wave."""
+class _Times(NullHistory):
+    """Keeps the time of the last commit of each wave, and of each publication."""
 
     def __init__(self) -> None:
         self.committed: dict[int, float] = {}
+        self.published: dict[int, float] = {}
 
     def write(self, event: str, **fields: Value) -> None:
-        """Of the commits, the time."""
-        if event == "commit":
-            wave = fields["wave"]
-            assert isinstance(wave, int)
-            self.committed[wave] = SYSTEM_CLOCK.monotonic()
+        """Of commits and publications, the time."""
+        for name, key, times in (("commit", "wave", self.committed), ("publish", "clock", self.published)):
+            number = fields.get(key)
+            if event == name and isinstance(number, int):
+                times[number] = SYSTEM_CLOCK.monotonic()
 
 
 def _serve_shard(pipe: Connection) -> None:
-    history = _Commits()
+    history = _Times()
     shards = ShardServer(lambda _: history)
     server = Server(ServerConfig(num_threads=CALL_THREADS, max_concurrent_calls=CONCURRENT_CALLS))
     shards.add_to(server)
     server.on_stop(shards.stop)
     pipe.send(server.start())
     while pipe.recv() == "usage":
-        pipe.send(_usage(dict(history.committed)))
+        pipe.send(_usage(history))
 
 
 def _serve_coordinator(pipe: Connection) -> None:
@@ -316,12 +360,13 @@ def _serve_coordinator(pipe: Connection) -> None:
         while not pipe.poll(_TICK_SECONDS):
             coordinator.tick()
         if pipe.recv() == "usage":
-            pipe.send(_usage({}))
+            pipe.send(_usage())
 
 
-def _usage(committed: dict[int, float]) -> _Usage:
+def _usage(times: _Times | None = None) -> _Usage:
     usage, pages = resource.getrusage(resource.RUSAGE_SELF), Path("/proc/self/statm").read_text().split()[1]
-    return _Usage(usage.ru_utime + usage.ru_stime, int(pages) * resource.getpagesize(), committed)
+    committed, published = (dict(times.committed), dict(times.published)) if times else ({}, {})
+    return _Usage(usage.ru_utime + usage.ru_stime, int(pages) * resource.getpagesize(), committed, published)
 
 
 def _light_shards(pipe: Connection, address: str) -> None:
@@ -344,34 +389,141 @@ def _light_shards(pipe: Connection, address: str) -> None:
 
 
 def _light_stages(pipe: Connection, address: str, first: int, num_stages: int) -> None:
-    """Some stages; sends for each, clock → time of its arrival."""
-    connection = connect_shard(address)
+    """The stages of one node; sends for each, clock → time of its arrival."""
+    waits = RetryPolicy(who="light stages", report=lambda _: None, seconds=_PATIENCE_SECONDS)
+    connection = RetryingCalls(connect_shard(address), RetryState("the clock shard", waits))
+    relays = LogRelays(lambda at: connect_shard(at.address))
     num_workers = num_stages // NUM_STAGES
 
     def follow(index: int) -> dict[int, float]:
         vw, stage = VirtualWorkerIndex(index // NUM_STAGES), StageIndex(index % NUM_STAGES)
         requester = Requester(_JOB, _TERM, vw, Incarnation(0), stage)
+        relayed = RelayedLog(SYSTEM_CLOCK)
+        reading, writing = os.pipe()
+        threading.Thread(target=_feed, args=(reading, relayed), daemon=True).start()
+        key = StageKey(_JOB, vw, stage, Incarnation(0), _TERM)
         connection.invoke(JOIN, JoinRequest(requester))
+        relays.add(key, ClockShardAt(address), lambda data: os.write(writing, data) == len(data))
         if vw == 0:
             connection.invoke(REPORT_INITIALIZED, ReportInitializedRequest(requester))
-        position, arrived = 0, dict[int, float]()
+        position, arrived = FROM_NEWEST_SEGMENT, dict[int, float]()
         while len(arrived) <= NUM_WAVES:
-            request = FollowLogRequest(_JOB, _TERM, position, gathered=True, requester=requester)
-            for batch in connection.stream(FOLLOW_LOG, request):
-                position = batch.records[-1].index + 1
-                for record in batch.records:
-                    if isinstance(record, PublishRecord):
-                        arrived[record.clock] = SYSTEM_CLOCK.monotonic()
-                        wave = Wave(record.clock)
-                        blocks: Blocks = ((wave * num_workers + vw,),) if stage == 0 else ()
-                        if wave < NUM_WAVES:
-                            connection.invoke(REPORT_STAGED, ReportStagedRequest(requester, wave, blocks, Clock(0)))
-                if len(arrived) > NUM_WAVES:
-                    break
+            batch = relayed.take(position)
+            if batch is None:  # silent: no processor for the relay
+                SYSTEM_CLOCK.sleep(_SILENT_SECONDS)
+                continue
+            now = SYSTEM_CLOCK.monotonic()
+            position = batch.records[-1].index + 1
+            for record in batch.records:
+                # Who begins late is told the segment only, whose start is published.
+                clock = record.clock if isinstance(record, PublishRecord) else None
+                clock = record.start if isinstance(record, SegmentRecord) else clock
+                if clock is None or clock in arrived:
+                    continue
+                arrived[clock], wave = now, Wave(clock)
+                blocks: Blocks = ((wave * num_workers + vw,),) if stage == 0 else ()
+                if wave < NUM_WAVES:
+                    connection.invoke(REPORT_STAGED, ReportStagedRequest(requester, wave, blocks, Clock(0)))
         return arrived
 
     with ThreadPoolExecutor(STAGES_PER_PROCESS) as pool:
         pipe.send(list(pool.map(follow, range(first, min(first + STAGES_PER_PROCESS, num_stages)))))
+    pipe.poll(None)
+
+
+def _feed(reading: int, relayed: RelayedLog) -> None:
+    """Read what an agent writes, as a stage does."""
+    while data := os.read(reading, _PIPE_BYTES):
+        relayed.feed(data)
+
+
+# -- the limit ---------------------------------------------------------------------------------------------------------
+
+
+def _serve_bare_rounds(pipe: Connection, num_nodes: int) -> None:
+    """For each wave, a message to all shards, an acknowledgement of each, and a message to all nodes; sends the begins.
+
+    Nobody else is at work: the next wave begins a moment later.
+    """
+    ready, acknowledged = asyncio.Semaphore(0), asyncio.Semaphore(0)
+    queues: dict[bytes, list[asyncio.Queue[bytes]]] = {_SHARD: [], _NODE: []}
+
+    async def follow(kind: bytes, _context: object) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        queues[kind].append(queue)
+        ready.release()
+        while True:
+            yield await queue.get()
+
+    async def acknowledge(_request: bytes, _context: object) -> bytes:
+        acknowledged.release()
+        return b""
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            FOLLOW_LOG.name: grpc.unary_stream_rpc_method_handler(cast("Any", follow)),
+            ACKNOWLEDGE.name: grpc.unary_unary_rpc_method_handler(cast("Any", acknowledge)),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FOLLOW_LOG.service, handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        pipe.send(f"127.0.0.1:{port}")
+        for _ in range(NUM_SHARDS - 1 + num_nodes):
+            await ready.acquire()
+        began = list[float]()
+        for _ in range(NUM_WAVES):
+            await asyncio.sleep(_QUIET_SECONDS)
+            began.append(SYSTEM_CLOCK.monotonic())
+            for queue in queues[_SHARD]:
+                queue.put_nowait(bytes(_MESSAGE_BYTES))
+            for _ in queues[_SHARD]:
+                await acknowledged.acquire()
+            for queue in queues[_NODE]:
+                queue.put_nowait(bytes(_MESSAGE_BYTES))
+        pipe.send(began)
+        await asyncio.to_thread(pipe.poll, None)
+
+    asyncio.run(serve())
+
+
+def _bare_shards(_pipe: Connection, address: str) -> None:
+    async def one(channel: grpc.aio.Channel) -> None:
+        acknowledge = channel.unary_unary(ACKNOWLEDGE.path, as_is, as_is)
+        async for message in channel.unary_stream(FOLLOW_LOG.path, as_is, as_is)(_SHARD):
+            await acknowledge(message)
+
+    async def follow() -> None:
+        channels = [grpc.aio.insecure_channel(address) for _ in range(0, NUM_SHARDS, SHARDS_PER_CONNECTION)]
+        await asyncio.gather(*(one(channels[shard // SHARDS_PER_CONNECTION]) for shard in range(1, NUM_SHARDS)))
+
+    asyncio.run(follow())
+
+
+def _bare_stages(pipe: Connection, address: str, num_stages: int) -> None:
+    """The stages of one node; sends for each, the times of arrival."""
+    pipes = [os.pipe() for _ in range(num_stages)]
+
+    def read(reading: int) -> list[float]:
+        found = list[float]()
+        while len(found) < NUM_WAVES and os.read(reading, _PIPE_BYTES):
+            found.append(SYSTEM_CLOCK.monotonic())
+        return found
+
+    async def follow() -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            number = 0
+            async for message in channel.unary_stream(FOLLOW_LOG.path, as_is, as_is)(_NODE):
+                for _, writing in pipes:
+                    os.write(writing, message)
+                number += 1
+                if number == NUM_WAVES:
+                    return
+
+    with ThreadPoolExecutor(num_stages) as pool:
+        found = [pool.submit(read, reading) for reading, _ in pipes]
+        asyncio.run(follow())
+        pipe.send([each.result() for each in found])
     pipe.poll(None)
 
 
@@ -391,9 +543,20 @@ def _serve_bare(pipe: Connection, reply: bytes, call: Unary[Any, Any]) -> None:
         await server.start()
         pipe.send(f"127.0.0.1:{port}")
         while await asyncio.to_thread(pipe.recv) == "usage":
-            pipe.send(_usage({}))
+            pipe.send(_usage())
 
     asyncio.run(serve())
+
+
+def _serve_threads(pipe: Connection, reply: bytes, call: Unary[Any, Any]) -> None:
+    server = grpc.server(ThreadPoolExecutor(CALL_THREADS))
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(lambda _request, _context: reply)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(call.service, {call.name: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    pipe.send(f"127.0.0.1:{port}")
+    while pipe.recv() == "usage":
+        pipe.send(_usage())
 
 
 async def _calls_per_second(address: str, request: bytes) -> float:
@@ -427,7 +590,13 @@ async def _each(address: str, call: Unary[RequestT, Any], requests: Sequence[Req
     async def one_after_another(channel: grpc.aio.Channel) -> None:
         method = channel.unary_unary(call.path, as_is, as_is)
         for index, request in waiting:
-            replies[index] = await method(request)
+            while not replies[index]:
+                try:
+                    replies[index] = await method(request)
+                except grpc.aio.AioRpcError as error:  # repeated, as members do
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    await asyncio.sleep(_SILENT_SECONDS)
 
     begun = SYSTEM_CLOCK.monotonic()
     await asyncio.gather(*(one_after_another(channels[n % len(channels)]) for n in range(CALLS_AT_A_TIME)))

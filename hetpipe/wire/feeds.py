@@ -11,6 +11,7 @@ gRPC's own health service streams in this way: `experimental_non_blocking` of gr
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,7 @@ class Feeds(Generic[ReplyT]):
         clock: Clock,
         look_seconds: float = STREAM_SECONDS,
         pace_seconds: float = 0.0,
+        replies_per_second: float = math.inf,
         is_urgent: Callable[[], bool] = _never,
     ) -> None:
         """Start without feeds.
@@ -107,6 +109,7 @@ class Feeds(Generic[ReplyT]):
             clock: bounds the duration of a feed.
             look_seconds: interval after which feeds are asked without a notification.
             pace_seconds: interval between two rounds of replies, in which changes are gathered.
+            replies_per_second: to all feeds together; a round of many makes the interval longer.
             is_urgent: whether a round must not wait for that interval; called with the lock held.
         """
         self._limit = limit
@@ -115,6 +118,7 @@ class Feeds(Generic[ReplyT]):
         self._clock = clock
         self._look_seconds = look_seconds
         self._pace_seconds = pace_seconds
+        self._replies_per_second = replies_per_second
         self._is_urgent = is_urgent
         self._feeds: dict[_Feed[ReplyT], None] = {}
         self._by_key: dict[Hashable, _Feed[ReplyT]] = {}
@@ -216,10 +220,10 @@ class Feeds(Generic[ReplyT]):
             return _Step(reply)
         return _Step(None) if now >= feed.deadline else None
 
-    def _round(self) -> bool:
-        """Ask every feed, and pass its next step to a sender; returns whether there was one."""
+    def _round(self) -> int:
+        """Ask every feed, and pass its next step to a sender; returns how many had one."""
         assert self._senders is not None, "it was started with the thread that calls this"
-        now, has_sent = self._clock.monotonic(), False
+        now, num_sent = self._clock.monotonic(), 0
         for feed in list(self._feeds):
             if feed.is_sending:
                 feed.is_behind = True
@@ -230,9 +234,10 @@ class Feeds(Generic[ReplyT]):
                 continue
             step = self._next(feed, now)
             if step is not None:
-                feed.is_sending = has_sent = True
+                feed.is_sending = True
+                num_sent += 1
                 self._senders.submit(self._send, feed, step)
-        return has_sent
+        return num_sent
 
     # -- threads -----------------------------------------------------------------------------------------------------
 
@@ -245,9 +250,10 @@ class Feeds(Generic[ReplyT]):
                 if began < next_round and not self._is_urgent():
                     self._condition.wait(next_round - began)
                     continue
-                has_sent = self._round()
+                num_sent = self._round()
                 ended = self._clock.monotonic()
-                next_round = ended + max(ended - began, self._pace_seconds if has_sent else 0.0)
+                pace = max(self._pace_seconds, num_sent / self._replies_per_second) if num_sent else 0.0
+                next_round = ended + max(ended - began, pace)
                 # One that is sending is asked by its sender, or cut off.
                 ends = (ended + STALLED_SECONDS if feed.is_sending else feed.deadline for feed in self._feeds)
                 self._wakes_at = min([ended + self._look_seconds, *ends])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,7 +159,8 @@ def test_one_that_takes_no_reply_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
     board.feeds.close()
 
 
-def test_replies_are_paced_unless_they_are_urgent() -> None:
+@pytest.mark.parametrize(("pace_seconds", "replies_per_second"), [(60.0, math.inf), (0.001, 1 / 60.0)])
+def test_replies_are_paced_unless_they_are_urgent(pace_seconds: float, replies_per_second: float) -> None:
     """Of a hundred changes in a row, each far from the next by less than the pace, a follower gets few messages."""
     condition, urgent = threading.Condition(), threading.Event()
     feeds: Feeds[int] = Feeds(
@@ -166,7 +168,8 @@ def test_replies_are_paced_unless_they_are_urgent() -> None:
         what="a number",
         condition=condition,
         clock=SYSTEM_CLOCK,
-        pace_seconds=60.0,
+        pace_seconds=pace_seconds,
+        replies_per_second=replies_per_second,
         is_urgent=urgent.is_set,
     )
     number, seen, sent = 0, 0, list[int]()

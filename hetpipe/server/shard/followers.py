@@ -18,9 +18,10 @@ MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES
 #: Maximum delay of commits for followers that batch them, and of the end of an evicted follower's feed.
 GATHER_SECONDS = 1.0
 
-#: Maximum delay of commits for shards, unless a clock waits for them: many virtual workers commit at about the same
-#: time, and each message costs both ends a fraction of a millisecond.
+#: Delay of commits for shards, unless a clock waits for them, and messages to all shards together: many virtual workers
+#: commit at about the same time, and each message costs both ends a fraction of a millisecond.
 _PACE_SECONDS = 0.01
+_MESSAGES_PER_SECOND = 1_000.0
 
 
 class Followers:
@@ -36,6 +37,7 @@ class Followers:
             clock=clock,
             look_seconds=GATHER_SECONDS,
             pace_seconds=_PACE_SECONDS,
+            replies_per_second=_MESSAGES_PER_SECOND,
             is_urgent=lambda: own.awaits_shards,
         )
         self._stages: Feeds[LogRecords] = Feeds(
