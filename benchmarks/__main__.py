@@ -26,6 +26,7 @@ from benchmarks import (
     host_memory,
     link,
     memory_policies,
+    memory_runs,
     memory_search,
     models,
     moves,
@@ -225,6 +226,12 @@ def _memory_search(_: int) -> Mapping[str, Any]:
     return {}
 
 
+def _memory_runs(_: int) -> Mapping[str, Any]:
+    for name, figures in memory_runs.measure():
+        _say(f"(s) plans with memory policies, run: {name} on 4 emulated devices, ms per minibatch", figures)
+    return {}
+
+
 def _partitions(_: int) -> Mapping[str, Any]:
     _say("(u) cuts and policies beside vPipe's Algorithms 1 to 3, random graphs", partitions.of_random_graphs())
     for name, figures in partitions.of_models():
@@ -310,6 +317,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "host-memory": _host_memory,
     "memory-policies": _memory_policies,
     "memory-search": _memory_search,
+    "memory-runs": _memory_runs,
     "partitions": _partitions,
     "moves": _moves,
     "balance": _balance,

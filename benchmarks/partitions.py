@@ -72,7 +72,7 @@ def of_model(model: graphs.Modelled) -> Mapping[str, Any]:
 
     chain = model.graph.merged(model.layers)
     whole = {keeps: of_whole_stages(places(0), keeps=keeps) for keeps in (False, True)}
-    least, most = (_evenest([memory for memory, _ in whole[keeps]]) for keeps in (False, True))
+    least, most = (evenest([memory for memory, _ in whole[keeps]]) for keeps in (False, True))
     found: dict[str, Any] = {
         "calls": len(model.graph.nodes),
         "layers": len(model.layers) - 1,
@@ -85,7 +85,7 @@ def of_model(model: graphs.Modelled) -> Mapping[str, Any]:
         figures: dict[str, Any] = {"ours": _ms(plan.ticks), "gap": f"{plan.gap:.1%}"}
         figures["GiB swapped, ms recomputed"] = (round(plan.rank[1] / _GIB, 2), _ms(plan.rank[2]))
         for name, keeps in (("recompute all", False), ("keep all", True)):
-            ticks = _evenest([np.where(needed <= memory, times, np.inf) for needed, times in whole[keeps]])
+            ticks = evenest([np.where(needed <= memory, times, np.inf) for needed, times in whole[keeps]])
             assert plan.ticks <= ticks
             figures[name] = _ms(ticks) if ticks < np.inf else "does not fit"
         for name, partition in BASELINES.items() if share in _COMPARED_SHARES else ():
@@ -125,7 +125,7 @@ def of_whole_stages(places: Sequence[StagePlace], *, keeps: bool) -> list[tuple[
     return found
 
 
-def _evenest(costs: Sequence[_Floats]) -> float:
+def evenest(costs: Sequence[_Floats]) -> float:
     """The least largest cost of consecutive stages."""
     best = np.full(len(costs[0]), np.inf)
     best[0] = 0.0

@@ -299,9 +299,9 @@ def _wave_of(run_dir: Path, vw: VirtualWorkerIndex, p: int) -> tuple[Path, _Wave
                     epochs[values["wave"]] = values["epoch"]
         for line in read_lines(metrics_path(where, vw)):
             values = json.loads(line) if line.endswith(b"}\n") else {}
-            count, last = values.get("minibatches", 0), values.get("p", 0)
-            if last - count < p <= last and values["wave"] in epochs:
-                return where, _Wave(values["wave"], last - count + 1, count, epochs[values["wave"]])
+            count, last, number = (values.get(key, 0) for key in ("minibatches", "p", "wave"))
+            if last - count < p <= last and number in epochs:
+                return where, _Wave(number, last - count + 1, count, epochs[number])
     return run_dir, None
 
 

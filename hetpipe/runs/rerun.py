@@ -76,7 +76,7 @@ class Start:
 
 def why_not_again(run_dir: Path, job: Job) -> str:
     """Why a run does not compute the same when it is repeated in one process; empty: it does."""
-    if job.sync.kind == "allreduce":
+    if job.sync.traits.averages_gradients:
         return "it averages gradients over replicas (sync: allreduce), and each update needs all of them"
     if job.has_shards and not job.sync.deterministic:
         return "time decided which weights it fetched; with sync.deterministic any minibatch can be replayed"

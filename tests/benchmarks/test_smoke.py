@@ -18,6 +18,7 @@ _HELPERS = {
     "bare",
     "data_parallel",
     "graphs",
+    "memory_layers",
     "minimal",
     "model",
     "paired",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
 import typer
 
 from hetpipe.cli.options import Json
+from hetpipe.cli.plan.activity import active_phase_lines
 from hetpipe.cli.plan.link_profiling import LinkProfileOptions, cached_links
 from hetpipe.cli.plan.profile_links import links_sentences
 from hetpipe.cli.plan.profile_view import ProfileView, view_for
 from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
-from hetpipe.cli.plan.simulate import staleness_of
+from hetpipe.cli.plan.simulate import simulation_options, staleness_of
+from hetpipe.decide.elastic.activation import activations_of
+from hetpipe.decide.elastic.active_phases import active_phases
 from hetpipe.decide.elastic.freezing import frozen_layers_of
 from hetpipe.decide.lifecycle.known_cluster import KnownLinks, cluster_of, known_links, stated_links
 from hetpipe.decide.lifecycle.planning import options_of
@@ -165,10 +168,20 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
         from rich.console import Console
 
         show_facts(planned.facts, Console(file=output.people, highlight=False), why="full" if request.why else "brief")
+    if job is not None:
+        remarks += activity_remarks(job, document, known)
     output.say(*remarks)
     if output.machine is not None:
         output.answer(to_plain(document))
     return ExitStatus.OK
+
+
+def activity_remarks(job: Job, document: PlanDocument, known: Known) -> Sequence[str]:
+    """How fast the plan is while not all layers of the job are active; nothing if they always are."""
+    activations = activations_of(job, [layer.name for layer in known.profile.layers])
+    how = simulation_options(document, staleness=document.staleness, stragglers={})
+    phases = active_phases(document, known.profile, known.cluster, how, activations, recut=job.elastic.recut)
+    return [*active_phase_lines(phases, document.predicted.samples_per_second)]
 
 
 def completed_options(options: PlanOptions, request: Options, job: Job | None, known: Known) -> PlanOptions:

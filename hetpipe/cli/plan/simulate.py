@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from hetpipe.cli.options import Json
+from hetpipe.cli.plan.activity import activation_of, active_phase_lines, in_order
 from hetpipe.cli.plan.simulated_trace import write_trace
+from hetpipe.decide.elastic.active_phases import active_phases
 from hetpipe.decide.elastic.compressing import Compressed, planned_for_freezing
 from hetpipe.decide.elastic.freezing import frozen_layers_of
 from hetpipe.decide.lifecycle.planning import cuts_at
@@ -80,7 +82,17 @@ class Options:
         tuple[str, ...],
         typer.Option(metavar="CLOCK=F", help="From this clock on F layers with parameters are frozen. Repeatable."),
     ] = ()
-    recut: Annotated[bool, typer.Option("--recut", help="With --freeze: layers move as under freeze.recut.")] = False
+    active: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            metavar="CLOCK=LAYERS",
+            help="From this clock on only these layers are active: numbers, names or patterns. Repeatable.",
+        ),
+    ] = ()
+    recut: Annotated[
+        bool,
+        typer.Option("--recut", help="With --freeze or --active: layers move as under freeze.recut or elastic.recut."),
+    ] = False
     compress: Annotated[
         bool, typer.Option("--compress", help="With --freeze: pipelines are compressed as under freeze.compress.")
     ] = False
@@ -120,9 +132,11 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     plan = simulated_plan(document, costs)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
     changes = None
-    if (options.recut or options.compress or options.cache) and not options.freeze:
+    if options.active and (options.freeze or options.compress or options.cache):
+        raise UserError("frozen layers and inactive ones are not combined; give --freeze or --active")
+    if (options.recut or options.compress or options.cache) and not (options.freeze or options.active):
         raise UserError("--recut, --compress and --cache say what happens where layers freeze; give --freeze CLOCK=F")
-    if options.recut or options.compress:
+    if (options.recut or options.compress) and not options.active:
         changes = planned_for_freezing(
             document,
             profile,
@@ -133,6 +147,14 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         )
     freezes = list(map(freeze_of, options.freeze))
     phases = phases_of(freezes, document, profile, cluster, how, changes=changes, is_cached=options.cache)
+    active = active_phases(
+        document,
+        profile,
+        cluster,
+        how,
+        in_order([activation_of(given, profile) for given in options.active]),
+        recut=options.recut,
+    )
     remarks: list[str] = []
     if costs.profile.batch_size != profile.batch_size:
         remarks.append(
@@ -146,7 +168,13 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
             remarks.append(f"it has {len(result.activities)} activities; give fewer --minibatches for a smaller one")
     output.say(*remarks)
     told = to_json(result) | ({"phases": [asdict(phase) for phase in phases]} if phases else {})
-    output.answer(told, *lines(result, plan, how), *phase_lines(phases, changes=changes is not None))
+    told |= {"active_phases": [asdict(phase) for phase in active]} if active else {}
+    output.answer(
+        told,
+        *lines(result, plan, how),
+        *phase_lines(phases, changes=changes is not None),
+        *active_phase_lines(active, result.samples_per_second),
+    )
     return ExitStatus.OK
 
 

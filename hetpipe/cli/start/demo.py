@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from hetpipe.bundled import bundled_root
@@ -49,8 +48,17 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     ended = follow(request, folder, output, shell)
     if ended is ExitStatus.OK:
         plan = shown_path(job, shell.current) if root == shell.current else None
-        output.say(*ending(folder.path.name, plan=plan, has_pages=find_spec("uvicorn") is not None))
+        output.say(*ending(folder.path.name, plan=plan, has_pages=_has_pages()))
     return ended
+
+
+def _has_pages() -> bool:
+    """Whether the extra `ui` is installed."""
+    try:
+        import uvicorn  # noqa: F401 - only whether it is there
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def ending(run: str, *, plan: str | None, has_pages: bool) -> list[str]:

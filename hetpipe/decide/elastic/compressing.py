@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from hetpipe.decide.elastic.freezing import freeze_levels_of
+from hetpipe.decide.elastic.plan_files import basis_of
 from hetpipe.decide.elastic.replanning import (
     Basis,
     basis_if_known,
@@ -23,15 +24,14 @@ from hetpipe.decide.elastic.replanning import (
     with_cut_of,
 )
 from hetpipe.decide.lifecycle.planning import PlannedRun, with_workers
-from hetpipe.decide.planner.options import PlanOptions
-from hetpipe.decide.simulator.documents import costs_of, schedule_in, weight_policy
+from hetpipe.decide.simulator.documents import weight_policy
 from hetpipe.errors import PlanError
 from hetpipe.job.file import Job
-from hetpipe.values.cluster import Cluster, node_of
+from hetpipe.values.cluster import Cluster
 from hetpipe.values.freezing import CompressMeasure, FreezeCut, FreezeLineup, LineupWorker
-from hetpipe.values.ids import AgentId, LayerIndex, VirtualWorkerIndex
+from hetpipe.values.ids import VirtualWorkerIndex
 from hetpipe.values.plan import StagePlan, VirtualWorkerPlan
-from hetpipe.values.plan_document import PlanDocument, PlannedWorker
+from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.policies import POLICIES, Policy
 from hetpipe.values.profile import Profile
 from hetpipe.values.run import AgentInfo
@@ -174,27 +174,12 @@ def planned_for_freezing(
     Raises:
         PlanError: virtual workers whose waves have different lengths cannot be compressed.
     """
-    costs, levels = costs_of(document, profile, cluster), freeze_levels_of(profile)
-    policy, waves = POLICIES[weight_policy(document.weights)], document.waves
-    workers = [_worker(VirtualWorkerIndex(vw), planned) for vw, planned in enumerate(document.virtual_workers)]
-    options = PlanOptions(
-        weights=weight_policy(document.weights),
-        schedule=schedule_in(document),
-        optimizer_slots=optimizer_slots,
-        with_shards=document.has_shards,
-    )
-    basis = Basis(
-        costs.original,
-        cluster,
-        {(stage.agent, stage.device): stage.device for worker in workers for stage in worker.stages},
-        options.memory(waves[0]),
-        is_forecast=True,
-        is_cached=is_cached,
-        per_wave={worker.index: n for worker, n in zip(workers, waves, strict=True)},
-    )
+    levels, policy, waves = freeze_levels_of(profile), POLICIES[weight_policy(document.weights)], document.waves
+    basis, workers = basis_of(document, profile, cluster, optimizer_slots=optimizer_slots)
+    basis = replace(basis, is_cached=is_cached)
     alike = not document.has_shards
     if not compress:
-        return Compressed((), tuple(workers), freeze_cuts(basis, workers, levels, alike=alike))
+        return Compressed((), workers, freeze_cuts(basis, workers, levels, alike=alike))
     if len(set(waves)) > 1:
         raise PlanError(
             f"virtual workers have waves of {', '.join(map(str, waves))} minibatches; pipelines are compressed where "
@@ -203,17 +188,6 @@ def planned_for_freezing(
     frozen = levels.index(document.frozen_layers) if document.frozen_layers in levels else 0
     rule = CompressionRule(policy, alike=alike, staleness=document.staleness, frozen=frozen)
     return compressed(basis, workers, levels, rule)
-
-
-def _worker(vw: VirtualWorkerIndex, planned: PlannedWorker) -> VirtualWorkerPlan:
-    """A virtual worker of a plan file; its nodes stand for agents."""
-    stages = (
-        StagePlan(
-            AgentId(node_of(stage.device)), stage.device, LayerIndex(stage.layers[0]), LayerIndex(stage.layers[1])
-        )
-        for stage in planned.stages
-    )
-    return VirtualWorkerPlan(vw, tuple(stages))
 
 
 def compressed(

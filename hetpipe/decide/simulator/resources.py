@@ -24,10 +24,11 @@ from hetpipe.decide.simulator.engine import Engine
 class SharedResource:
     """One direction of a network card or PCIe root.
 
-    Invariant: while there are messages, exactly one scheduled event has the time `_due`.
+    Invariant: while there are messages and none has joined at this instant, exactly one scheduled event has the time
+    `_due`. A message that joins at the instant at which others are complete does not change that.
     """
 
-    __slots__ = ("_due", "_engine", "_messages", "_progress", "_updated")
+    __slots__ = ("_due", "_engine", "_is_joined", "_messages", "_progress", "_updated")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,6 +38,8 @@ class SharedResource:
         #: Of each message: progress at which it is complete, its flow's rank, its flow.
         self._messages: list[tuple[int, int, Flow]] = []
         self._due = -1
+        #: Whether `_schedule` is to be called, as messages have joined.
+        self._is_joined = False
 
     def admit(self, flow: Flow, work_ticks: int) -> None:
         """Start serving the message of `flow`; `Flow.served` is called when it is complete."""
@@ -46,10 +49,15 @@ class SharedResource:
             self._progress += (now - self._updated) // len(messages)
         self._updated = now
         heappush(messages, (self._progress + work_ticks, flow.rank, flow))
-        self._schedule()
+        if not self._is_joined:
+            self._is_joined = True
+            self._engine.after(self._schedule)
 
     def _schedule(self) -> None:
+        self._is_joined = False
         messages = self._messages
+        if not messages:
+            return  # those that joined were complete at the same instant as others
         due = self._updated + (messages[0][0] - self._progress) * len(messages)
         if due != self._due:
             self._due = due

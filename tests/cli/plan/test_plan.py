@@ -186,6 +186,19 @@ def test_a_job_says_how_it_synchronises() -> None:
     assert document.batch_size == job.batch_size
 
 
+def test_a_job_with_inactive_layers_is_forecast_with_and_without_them() -> None:
+    write_job(
+        batch_size=32,
+        elastic={"active": [0, 1, 2], "script": [{"at": {"clock": 4}, "do": "activate", "active": [0, "*"]}]},
+    )
+    result = invoke("job.yaml", *QUICK)
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    assert "from clock inactive virtual workers samples/s 0 layers 3-5 " in words
+    assert "4 none " in words
+    assert "with all layers active " in words
+
+
 def test_a_profile_of_other_minibatches_is_refused() -> None:
     write_job(batch_size=8)
     result = invoke("job.yaml", *FILES)

@@ -106,6 +106,45 @@ def test_layers_that_cannot_freeze_are_refused(values: list[str], said: str) -> 
     assert said in " ".join(result.output.split())
 
 
+def test_a_run_whose_active_layers_change_is_foretold_with_and_without() -> None:
+    """Minibatches of 2 | 4, 6 ms: without layer1 the slower stage has 6 ms, without layer2 4, without layer0 10."""
+    whole = as_json()
+    found = as_json("--active", "0=0,layer2", "--active", "20=layer0,layer1", "--active", "30=1,2")
+    phases = found.pop("active_phases")
+    assert found == whole
+    assert [(phase["clock"], phase["inactive"], phase["cuts"]) for phase in phases] == [
+        (0, [1], [[1, 2]]),
+        (20, [2], [[1, 2]]),
+        (30, [0], [[1, 2]]),
+    ]
+    assert [phase["samples_per_second"] for phase in phases] == pytest.approx(
+        [8 / 0.006, 8 / 0.004, 8 / 0.010], rel=0.01
+    )
+    moved = as_json("--active", "30=1,2", "--recut")["active_phases"]
+    assert moved[0]["cuts"] == [[2, 1]]
+    assert moved[0]["samples_per_second"] == pytest.approx(8 / 0.006, rel=0.01)
+    shown = simulated("--active", "0=0,2").stdout
+    assert "from clock  inactive  virtual workers  samples/s" in shown
+    assert "with all layers active 800 samples/s" in shown
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["--active", "9"], "--active is '9'; give a clock and the layers"),
+        (["--active", "9=stem"], "--active: `stem` matches no layer; the model's are layer0, layer1 and layer2"),
+        (["--active", "9=7"], "--active: there is no layer 7; the model has the layers 0 to 2"),
+        (["--active", "9=0", "--active", "9=1"], "--active has clocks 9, 9; give them in order"),
+        (["--active", "9=0", "--freeze", "9=1"], "frozen layers and inactive ones are not combined"),
+        (["--active", "9=0", "--compress"], "frozen layers and inactive ones are not combined"),
+    ],
+)
+def test_layers_that_cannot_be_active_are_refused(values: list[str], said: str) -> None:
+    result = simulated(*values)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
 def test_json() -> None:
     found = as_json()
     assert set(found) == {
