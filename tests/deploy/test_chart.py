@@ -20,7 +20,16 @@ from hetpipe.certs.authority import Authority, new_key
 from hetpipe.values.identity import STAGE_DOMAIN, NamedPeer, Role
 from tests.deploy.chart import CHART, MANAGED, MORE, NO_HELM, SAME_AS, render_chart
 from tests.deploy.conftest import rendered
-from tests.deploy.rendered import Manifest, Manifests, Workload, by_component, identities, of_kind, why_no_kubectl, workloads_in
+from tests.deploy.rendered import (
+    Manifest,
+    Manifests,
+    Workload,
+    by_component,
+    identities,
+    of_kind,
+    why_no_kubectl,
+    workloads_in,
+)
 
 pytestmark = pytest.mark.skipif(bool(NO_HELM), reason=f"NOT TESTED: k8s/chart, because {NO_HELM}")
 
