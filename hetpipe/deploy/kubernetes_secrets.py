@@ -4,8 +4,8 @@ Without `--server-side`, `kubectl apply` would copy the keys into the annotation
 `kubectl.kubernetes.io/last-applied-configuration`.
 
 DIR is a folder of `hetpipe certs`. The Secrets contain the certificates in it, so more shards or agents need more
-certificates and no other manifest; without any, only user and password of Redis. Only DIR/redis-password is written,
-once. The output contains keys: use a pipe, not a file.
+certificates and no other manifest; without any, only users and passwords of Redis. Only DIR/redis-password and
+DIR/redis-replication-password are written, once. The output contains keys: use a pipe, not a file.
 
 | Secret | keys | mounted by |
 |---|---|---|
@@ -13,6 +13,7 @@ once. The output contains keys: use a pipe, not a file.
 | `tls-parameter-server`, `tls-agent` | `ca.pem`, and of each process `NAME.cert.pem`, `NAME.key.pem` | each its own |
 | `redis-password` | `password` | the coordinator |
 | `redis-users` | `users.acl`, with a digest of the password | Redis |
+| `redis-replication` | the same with the user of replicas, `replication.conf` with its password | Redis with replicas |
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ import yaml
 
 from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.errors import UserError
-from hetpipe.storage.redis_acl import acl_lines
+from hetpipe.storage.redis_acl import acl_lines, replication_line
 from hetpipe.values.identity import Role
 
-#: The coordinator's user in Redis, and the file of its password in DIR.
+#: Users in Redis: the coordinator's, and that of replicas.
 REDIS_USER = "hetpipe"
-_PASSWORD_FILE = "redis-password"  # noqa: S105 - the name of a file
+REPLICATION_USER = "replication"
+
+#: Files in DIR with the passwords of the two.
+PASSWORD_FILE = "redis-password"  # noqa: S105 - the name of a file
+REPLICATION_PASSWORD_FILE = "redis-replication-password"  # noqa: S105 - the name of a file
 
 #: The command that applies the Secrets from standard input without copying them into annotations.
 APPLY_SECRETS = "kubectl apply --server-side -f -"
@@ -43,20 +48,24 @@ _NUM_RANDOM_BYTES = 32
 _Files = Mapping[str, bytes]
 
 
-def secrets_of(folder: Path, password: str) -> dict[str, _Files]:
+def secrets_of(folder: Path, password: str, replication_password: str) -> dict[str, _Files]:
     """Secret → key → content.
 
     Args:
         folder: an authority's, with one folder per process below.
         password: of the user `REDIS_USER`.
+        replication_password: of the user `REPLICATION_USER`.
 
     Raises:
         UserError: a file cannot be read, or a Secret for one process would contain the certificates of several.
     """
-    users = "".join(f"{line}\n" for line in acl_lines(REDIS_USER, password))
+    users = acl_lines(REDIS_USER, password)
+    replicated = (*users, replication_line(REPLICATION_USER, replication_password))
+    credential = (f"masteruser {REPLICATION_USER}", f"masterauth {replication_password}")
     found: dict[str, _Files] = {
         "redis-password": {"password": password.encode()},
-        "redis-users": {"users.acl": users.encode()},
+        "redis-users": {"users.acl": _lines(users)},
+        "redis-replication": {"users.acl": _lines(replicated), "replication.conf": _lines(credential)},
     }
     for role in (Role.COORDINATOR, Role.OPERATOR, Role.REDIS):
         processes = dict(_processes(folder, role))
@@ -74,6 +83,10 @@ def secrets_of(folder: Path, password: str) -> dict[str, _Files]:
     return found
 
 
+def _lines(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
 def manifests(contents: Mapping[str, _Files], namespace: str) -> str:
     """The Secrets as YAML documents."""
     return yaml.safe_dump_all(
@@ -87,13 +100,13 @@ def manifests(contents: Mapping[str, _Files], namespace: str) -> str:
     )
 
 
-def kept_password(folder: Path) -> str:
-    """The password of Redis in `folder`, created if missing.
+def kept_password(folder: Path, name: str) -> str:
+    """The password of Redis in the file `name` of `folder`, created if missing.
 
     Raises:
         UserError: it can neither be read nor written.
     """
-    path = folder / _PASSWORD_FILE
+    path = folder / name
     try:
         if not path.exists():
             path.touch(mode=0o600)
@@ -126,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--namespace", default="hetpipe", metavar="NAME", help="of the Secrets (%(default)s)")
     options = parser.parse_args(arguments)
     try:
-        contents = secrets_of(options.folder, kept_password(options.folder))
+        passwords = [kept_password(options.folder, name) for name in (PASSWORD_FILE, REPLICATION_PASSWORD_FILE)]
+        contents = secrets_of(options.folder, *passwords)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2

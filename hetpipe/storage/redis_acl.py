@@ -66,6 +66,9 @@ _SCRIPT_COMMANDS = frozenset(
 #: For health checks by the operator of Redis: with the default user off, only a named user gets a reply.
 _HEALTH_COMMANDS = frozenset({"ping"})
 
+#: Those that Redis' documentation names for the user of a replica (`masteruser`).
+_REPLICATION_COMMANDS = frozenset({"ping", "psync", "replconf"})
+
 COMMANDS = _OWN_COMMANDS | _SCRIPT_COMMANDS | _HEALTH_COMMANDS
 
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -82,6 +85,15 @@ def acl_lines(user: str, password: str) -> tuple[str, str]:
             f"--user {user!r} is not a valid name for the coordinator's user; use letters, digits, dots, "
             "underscores or dashes, and not `default`, which is the anonymous user"
         )
+    return _REPLAY_USER, _line(user, password, f"~{redis_keys.PREFIX}* ", COMMANDS)
+
+
+def replication_line(user: str, password: str) -> str:
+    """The line of the user as which a replica follows the primary: it can copy everything, and do nothing else."""
+    return _line(user, password, "", _REPLICATION_COMMANDS)
+
+
+def _line(user: str, password: str, of_keys: str, commands: frozenset[str]) -> str:
     digest = hashlib.sha256(password.encode()).hexdigest()
-    rights = " ".join(f"+{command}" for command in sorted(COMMANDS))
-    return _REPLAY_USER, f"user {user} on #{digest} ~{redis_keys.PREFIX}* resetchannels -@all {rights}"
+    rights = " ".join(f"+{command}" for command in sorted(commands))
+    return f"user {user} on #{digest} {of_keys}resetchannels -@all {rights}"

@@ -64,6 +64,7 @@ SAME_AS: Mapping[str, Mapping[str, Any]] = {
     "multi-node-jobset": {**_ED_LOCAL, "jobset": {"enabled": True}},
     "cpu-demo, kueue": {"kueue": {"queue": "hetpipe"}},
     "cpu-demo, monitoring": {"monitoring": {"enabled": True}},
+    "cpu-demo, redis-replicas": {"redis": {"replicas": 1}},
 }
 
 MANAGED: dict[str, Any] = {
@@ -78,6 +79,11 @@ MANAGED: dict[str, Any] = {
 MORE: Mapping[str, Mapping[str, Any]] = {
     "cpu-demo by chart, cert-manager": {"tls": {"mode": "cert-manager"}},
     "cpu-demo by chart, managed": {"redis": MANAGED},
+    "cpu-demo by chart, redis-replicas": {
+        "tls": {"mode": "cert-manager"},
+        "redis": {"replicas": 2, "storageClass": "fast"},
+    },
+    "cpu-demo by chart, redis-replicas-insecure": {"tls": {"mode": "off"}, "redis": {"replicas": 1}},
     "cpu-demo by chart, jobset, kueue": {
         "jobset": {"enabled": True},
         "kueue": {"queue": "hetpipe"},

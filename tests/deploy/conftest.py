@@ -17,6 +17,7 @@ WITH_MORE = (
     "multi-node-jobset, kueue",
     "cpu-demo, kueue",
     "cpu-demo, monitoring",
+    "cpu-demo, redis-replicas",
 )
 
 

@@ -171,6 +171,14 @@ def test_the_coordinator_of_a_managed_redis() -> None:
     ]["egress"]
 
 
+def test_another_pod_is_made_the_primary_by_one_value() -> None:
+    manifests = render_chart({"redis": {"replicas": 1, "primary": "redis-1"}})
+    (redis,) = by_component(tuple(workloads_in(manifests)), "redis")
+    assert redis.environment(redis.containers[0])["PRIMARY"] == "redis-1"
+    (service,) = [one for one in of_kind(manifests, "Service") if one["metadata"]["name"] == "redis"]
+    assert service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"] == "redis-1"
+
+
 def test_a_plain_managed_redis_is_reached_without_tls() -> None:
     (coordinator,) = by_component(tuple(workloads_in(render_chart({"redis": MANAGED | {"tls": False}}))), "coordinator")
     words = coordinator.command(coordinator.containers[0])
@@ -210,6 +218,8 @@ def shards(manifests: Manifests) -> list[Workload]:
     [
         ({"redis": {"mode": "managed"}}, "address"),
         ({"redis": {"mode": "sentinel"}}, "mode"),
+        ({"redis": {"replicas": 1, "primary": "redis-2"}}, "redis.primary"),
+        ({"redis": {"primary": "redis"}}, "primary"),
         ({"tls": {"mode": "certmanager"}}, "mode"),
         ({"image": {"tag": "latest"}}, "tag"),
         ({"agents": [{"name": "cpu", "nodes": 1}]}, "agents"),

@@ -59,6 +59,7 @@ EDGES = {
     ("agent", "parameter-server", "7410"),
     ("coordinator", "parameter-server", "7410"),
     ("coordinator", "redis", "6379"),
+    ("redis", "redis", "6379"),  # replicas
     ("operator", "coordinator", "7400"),
     ("parameter-server", "coordinator", "7400"),
     ("parameter-server", "parameter-server", "7410"),
@@ -409,7 +410,7 @@ class TestTls:
             for file in ("ca.pem", "cert.pem", "key.pem"):
                 (tmp_path / folder / file).write_text(folder)
         made = {
-            **kubernetes_secrets.secrets_of(tmp_path, "password"),
+            **kubernetes_secrets.secrets_of(tmp_path, "password", "another"),
             **secrets_of_cert_manager(manifests),
             "store": {},  # of a managed Redis, as the next one
             "store-ca": {},
@@ -427,6 +428,13 @@ class TestTls:
                 assert {tls[file] for file in tls if file != "ca.pem"} <= {identity.encode()}, workload.name
 
 
+def selects(service: Manifest, workload: Workload) -> bool:
+    """Whether a Service is of pods of a workload, or of one of them."""
+    own = [f"{workload.name}-{i}" for i in range(workload.spec.get("replicas", 0))] or [workload.name]
+    found = [workload.labels | {"statefulset.kubernetes.io/pod-name": name} for name in own]
+    return any(matches({"matchLabels": service["spec"]["selector"]}, labels) for labels in found)
+
+
 def secrets_of_cert_manager(manifests: Manifests) -> dict[str, dict[str, bytes]]:
     """Secret → key → content that it makes of Certificates: what is of one process is the name of its folder."""
     made = {}
@@ -441,7 +449,7 @@ def secrets_of_cert_manager(manifests: Manifests) -> dict[str, dict[str, bytes]]
 class TestNetwork:
     def test_services_and_budgets_find_their_pods(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
         for service in of_kind(manifests, "Service"):
-            pods = [found for found in workloads if matches({"matchLabels": service["spec"]["selector"]}, found.labels)]
+            pods = [found for found in workloads if selects(service, found)]
             assert pods, service["metadata"]["name"]
             for port, pod in product(service["spec"]["ports"], pods):
                 assert pod.ports[port["targetPort"]] == port["port"]
@@ -451,6 +459,14 @@ class TestNetwork:
         for workload in workloads:
             assert matches(workload.spec.get("selector", {}), workload.labels), workload.name
             assert workload.spec.get("serviceName", "coordinator") in names, workload.name
+
+    def test_the_service_of_redis_is_its_primary(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
+        for redis in by_component(workloads, "redis"):
+            (service,) = [found for found in of_kind(manifests, "Service") if selects(found, redis)]
+            primary = redis.environment(redis.containers[0]).get("PRIMARY")
+            selected = service["spec"]["selector"].get("statefulset.kubernetes.io/pod-name")
+            assert (primary, selected) in {(None, None), ("redis-0", "redis-0")}
+            assert (primary is None) == (redis.spec["replicas"] == 1)
 
     def test_nothing_may_connect_unless_it_is_said(self, manifests: Manifests) -> None:
         wanted = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -462,7 +478,8 @@ class TestNetwork:
         promised = {edge if edge[:2] != ("agent", "agent") else (*edge[:2], "any") for edge in EDGES}
         promised = promised if overlay.endswith("-insecure") else EDGES
         components = {workload.component for workload in workloads}
-        promised = {edge for edge in promised if set(edge[:2]) <= components}
+        (replicas,) = {redis.spec["replicas"] for redis in by_component(workloads, "redis")} or {0}
+        promised = {edge for edge in promised if set(edge[:2]) <= components and (edge[0] != "redis" or replicas > 1)}
         assert set(_edges(manifests, workloads, "egress")) == promised
         assert set(_edges(manifests, workloads, "ingress")) == promised
 

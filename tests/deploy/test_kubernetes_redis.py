@@ -8,25 +8,34 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from typer.testing import CliRunner
 
 from hetpipe.certs.folders import init_authority, issue_certificate
 from hetpipe.cli.app import app
-from hetpipe.deploy.kubernetes_secrets import REDIS_USER, kept_password, secrets_of
+from hetpipe.deploy.kubernetes_secrets import (
+    PASSWORD_FILE,
+    REDIS_USER,
+    REPLICATION_PASSWORD_FILE,
+    REPLICATION_USER,
+    kept_password,
+    secrets_of,
+)
 from hetpipe.errors import StoreUnavailable
 from hetpipe.storage.redis_access import RedisAccess
-from hetpipe.storage.redis_acl import acl_lines
+from hetpipe.storage.redis_acl import acl_lines, replication_line
 from hetpipe.storage.redis_store import RedisStore
-from hetpipe.storage.store import Store
+from hetpipe.storage.store import CandidateId, Fence, Store
 from hetpipe.storage.stores import open_store
 from hetpipe.values.identity import NamedPeer, Role
 from hetpipe.values.ids import Term
+from tests.deploy.conftest import rendered
 from tests.deploy.rendered import (
     K8S,
     Manifests,
@@ -39,8 +48,9 @@ from tests.deploy.rendered import (
     why_no_kubectl,
     workloads_in,
 )
+from tests.polling import wait_until
 from tests.storage.redis_server import end, needs_redis, started
-from tests.storage.store_contract import DurableStoreContract, acquire
+from tests.storage.store_contract import DurableStoreContract, acquire, record
 
 NO_KUBECTL = why_no_kubectl()
 pytestmark = pytest.mark.skipif(bool(NO_KUBECTL), reason=f"NOT TESTED: Redis of k8s/, because {NO_KUBECTL}")
@@ -50,10 +60,14 @@ TLS = "/run/hetpipe/tls"
 
 
 def settings(manifests: Manifests, redis: Workload) -> dict[str, str]:
-    """What its command makes it read."""
-    (program, path) = redis.command(redis.containers[0])
-    assert program == "redis-server"
+    """What its command makes it read; what replicas add is what the script adds when it runs."""
+    (*program, path) = redis.command(redis.containers[0])
+    assert program == (["sh", "/etc/redis/redis-replicated.sh"] if has_replicas(redis) else ["redis-server"])
     return redis_settings(dict(files_from(config_files(manifests), redis, {})), path)
+
+
+def has_replicas(redis: Workload) -> bool:
+    return bool(redis.spec["replicas"] > 1)
 
 
 @pytest.fixture
@@ -73,6 +87,7 @@ class TestWhatIsSaid:
             "port": "0",
             "tls-port": PORT,
             "tls-auth-clients": "yes",
+            "tls-replication": "yes",
             "tls-ca-cert-file": f"{TLS}/ca.pem",
             "tls-cert-file": f"{TLS}/cert.pem",
             "tls-key-file": f"{TLS}/key.pem",
@@ -87,8 +102,9 @@ class TestWhatIsSaid:
     def test_nobody_without_a_name(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
         (redis,) = by_component(workloads, "redis")
         found = settings(manifests, redis)
-        users = dict(files_from(secrets_of(Path(), "password"), redis, {}))
-        assert users[found["aclfile"]].decode().splitlines() == list(acl_lines(REDIS_USER, "password"))
+        files = dict(files_from(secrets_of(Path(), "password", "another"), redis, {}))
+        replicas = [replication_line(REPLICATION_USER, "another")] if has_replicas(redis) else []
+        assert files[found["aclfile"]].decode().splitlines() == [*acl_lines(REDIS_USER, "password"), *replicas]
         assert found["protected-mode"] == "yes"
 
     def test_every_write_is_on_a_volume(self, manifests: Manifests, workloads: tuple[Workload, ...]) -> None:
@@ -115,12 +131,15 @@ class TestWhatIsSaid:
         (coordinator,) = by_component(workloads, "coordinator")
         (box,) = coordinator.containers
         options = [word for word in coordinator.command(box) if word.startswith(("--store", "--tls", "--insecure"))]
+        (redis,) = by_component(workloads, "redis")
+        replicas = [f"--store-replicas={redis.spec['replicas'] - 1}"] if has_replicas(redis) else []
         insecure = overlay.endswith("-insecure")
         assert coordinator.environment(box).get("HETPIPE_TLS") == (None if insecure else TLS)
         assert options == [
             f"--store={'redis' if insecure else 'rediss'}://{REDIS_USER}@redis:{PORT}/0",
             "--store-password-file=/run/hetpipe/store/password",
             "--insecure" if insecure else f"--store-ca={TLS}/ca.pem",
+            *replicas,
         ]
 
 
@@ -157,18 +176,12 @@ def _running(folder: Path) -> Iterator[Running]:
     peers = NamedPeer(Role.COORDINATOR, "coordinator"), NamedPeer(Role.AGENT, "cpu-0"), NamedPeer(Role.REDIS, "redis")
     certs = certificates(folder / "certs", *peers)
     manifests = render(K8S / "overlays" / "cpu-demo")
-    sources = secrets_of(certs, kept_password(certs)) | config_files(manifests)
+    passwords = [kept_password(certs, name) for name in (PASSWORD_FILE, REPLICATION_PASSWORD_FILE)]
+    sources = secrets_of(certs, *passwords) | config_files(manifests)
     pods = {workload.component: workload for workload in workloads_in(manifests)}
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
+    port = _free_port()
     for component in ("redis", "coordinator"):
-        for path, content in files_from(sources, pods[component], {}):
-            file = folder / component / path.lstrip("/")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            adapted = path.endswith(".conf")
-            file.write_bytes(_adapted(content.decode(), folder / "redis", port).encode() if adapted else content)
-            file.chmod(0o400)
+        _write(sources, pods[component], folder / component, lambda text: _adapted(text, folder / "redis", port))
     (folder / "redis" / "data").mkdir()
     (box,) = pods["redis"].containers
     asked = [_adapted(word, folder / "redis", port) for word in box["readinessProbe"]["exec"]["command"]]
@@ -182,6 +195,23 @@ def _running(folder: Path) -> Iterator[Running]:
 
     yield Running(port, store, access, restart, asked, certs)
     end(processes.pop(), kill=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _write(sources: Mapping[str, Mapping[str, bytes]], pod: Workload, root: Path, adapt: Callable[[str], str]) -> None:
+    """The files that a pod mounts, below `root`; its settings and scripts adapted to that."""
+    for path, content in files_from(sources, pod, {}):
+        file = root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.write_bytes(adapt(content.decode()).encode() if path.endswith((".conf", ".sh")) else content)
+        file.chmod(0o400)
 
 
 def _adapted(text: str, root: Path, port: int) -> str:
@@ -288,3 +318,125 @@ class TestRestarts(DurableStoreContract):
     @pytest.fixture
     def restart(self, running: Running) -> Callable[[bool], None]:
         return running.restart
+
+
+class Replicated:
+    """Both pods of the component `redis-replicas`, started by its script, and the store of the coordinator."""
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing runs yet."""
+        peers = (NamedPeer(Role.COORDINATOR, "coordinator"), NamedPeer(Role.REDIS, "redis"))
+        certs = certificates(folder / "certs", *peers)
+        (folder / "overlay").mkdir()
+        manifests = rendered("cpu-demo, redis-replicas", folder / "overlay")
+        passwords = [kept_password(certs, name) for name in (PASSWORD_FILE, REPLICATION_PASSWORD_FILE)]
+        self._sources = secrets_of(certs, *passwords) | config_files(manifests)
+        self._pods = {workload.component: workload for workload in workloads_in(manifests)}
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        self._ports = {f"redis-{index}": _free_port() for index in range(self._pods["redis"].spec["replicas"])}
+        _write(self._sources, self._pods["coordinator"], folder / "coordinator", str)
+        command = self._pods["coordinator"].command(self._pods["coordinator"].containers[0])
+        self.url, self.access = _access(command, folder / "coordinator")
+        self.replication_password = passwords[1]
+        (number,) = [word.partition("=")[2] for word in command if word.startswith("--store-replicas")]
+        self._num_replicas = int(number)
+        self.primary = "redis-0"
+
+    @property
+    def port(self) -> int:
+        """Of the Service `redis`, which is the primary."""
+        return self._ports[self.primary]
+
+    def start(self, name: str) -> None:
+        """Start a pod, with the volume that it had."""
+        root, port = self._folder / name, self._ports[name]
+        (root / "data").mkdir(parents=True, exist_ok=True)
+
+        def adapt(text: str) -> str:
+            return _adapted(text, root, port).replace(f"redis {port}", f"{HOST} {self.port}")
+
+        _write(self._sources, self._pods["redis"], root, adapt)
+        words = (adapt(word) for word in self._pods["redis"].command(self._pods["redis"].containers[0]))
+        role = (f"POD_NAME={name}", f"PRIMARY={self.primary}")
+        self._running[name] = started("env", *role, *words, folder=self._folder)
+
+    def end(self, name: str, *, kill: bool = False) -> None:
+        end(self._running.pop(name), kill=kill)
+
+    def stop(self) -> None:
+        for name in tuple(self._running):
+            self.end(name, kill=True)
+
+    def opened(self) -> Store:
+        return open_store(self.url, access=self.access, replicas=self._num_replicas)
+
+
+@pytest.fixture
+def replicated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicated]:
+    replicated = Replicated(tmp_path)
+
+    def found(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        assert (host, str(port)) == ("redis", PORT)
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (HOST, replicated.port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    yield replicated
+    replicated.stop()
+
+
+def counts(store: Store, name: str) -> bool:
+    """Whether a job is written, now or before."""
+    try:
+        store.create_job(record(name))
+    except StoreUnavailable:
+        return False
+    return True
+
+
+@needs_redis
+@pytest.mark.processes
+class TestReplicas:
+    def test_a_promotion_loses_nothing(self, replicated: Replicated) -> None:
+        """As docs/kubernetes.md has it: the other pod is named and restarted, the first comes back as its replica."""
+        for name in ("redis-0", "redis-1"):
+            replicated.start(name)
+        store = replicated.opened()
+        wait_until(lambda: counts(store, "a"), timeout_seconds=20, what="the replica follows")
+        lead = store.acquire_lead(CandidateId("a"), "A", above=Fence(0), lease_seconds=60.0)
+
+        replicated.end("redis-0", kill=True)
+        replicated.end("redis-1")
+        replicated.primary = "redis-1"
+        replicated.start("redis-1")
+        assert [job.name for job in store.jobs()] == ["a"]
+        with pytest.raises(StoreUnavailable, match="Not enough good replicas"):
+            store.create_job(record("b"))
+
+        replicated.start("redis-0")
+        wait_until(lambda: counts(store, "b"), timeout_seconds=20, what="the former primary follows")
+        store.renew_lead(lead, lease_seconds=60.0)
+        store.close()
+        replicated.end("redis-1", kill=True)
+        replicated.primary = "redis-0"
+        with closing(replicated.opened()) as former:
+            assert [job.name for job in former.jobs()] == ["a", "b"]
+
+    def test_the_user_of_replicas_reads_no_key(self, replicated: Replicated) -> None:
+        replicated.start("redis-0")
+        access = replicated.access
+        client = redis.Redis(
+            "redis",
+            int(PORT),
+            username=REPLICATION_USER,
+            password=replicated.replication_password,
+            ssl=True,
+            ssl_ca_certs=str(access.ca),
+            ssl_certfile=str(access.client_cert),
+            ssl_keyfile=str(access.client_key),
+        )
+        assert client.ping()
+        for command in (("GET", "{hetpipe}:fence"), ("ACL", "LIST"), ("REPLICAOF", "NO", "ONE"), ("SET", "a", "b")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command)
+        client.close()

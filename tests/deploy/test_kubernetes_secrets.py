@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from hetpipe.deploy import kubernetes_secrets
-from hetpipe.deploy.kubernetes_secrets import kept_password, secrets_of
+from hetpipe.deploy.kubernetes_secrets import PASSWORD_FILE, kept_password, secrets_of
 from hetpipe.errors import UserError
 from hetpipe.storage.redis_acl import acl_lines
 
@@ -38,7 +39,7 @@ def certs(tmp_path: Path) -> Path:
     issue(tmp_path, "coordinator", "signer-cert.pem", "signer-key.pem", ".key.pem.4711")
     issue(tmp_path, "operator-me")
     issue(tmp_path, "redis-redis")
-    kept_password(tmp_path)
+    kept_password(tmp_path, PASSWORD_FILE)
     issue(tmp_path, "monitor-prometheus")
     for name in ("parameter-server-0", "parameter-server-1", "agent-cpu-0", "agent-rtx-3090-0"):
         issue(tmp_path, name)
@@ -46,10 +47,11 @@ def certs(tmp_path: Path) -> Path:
 
 
 def test_one_process_has_a_secret_of_its_own_and_many_have_one_with_their_names(certs: Path) -> None:
-    made = secrets_of(certs, "password")
+    made = secrets_of(certs, "password", "another")
     assert {name: sorted(files) for name, files in made.items()} == {
         "redis-password": ["password"],
         "redis-users": ["users.acl"],
+        "redis-replication": ["replication.conf", "users.acl"],
         "tls-coordinator": ["ca.pem", "cert.pem", "key.pem", "signer-cert.pem", "signer-key.pem"],
         "tls-operator": ["ca.pem", "cert.pem", "key.pem"],
         "tls-redis": ["ca.pem", "cert.pem", "key.pem"],
@@ -62,17 +64,28 @@ def test_one_process_has_a_secret_of_its_own_and_many_have_one_with_their_names(
 
 
 def test_redis_has_a_digest_and_the_coordinator_the_password(tmp_path: Path) -> None:
-    made = secrets_of(tmp_path, "a password")
+    made = secrets_of(tmp_path, "a password", "another")
     assert made["redis-password"] == {"password": b"a password"}
     assert made["redis-users"]["users.acl"].decode().splitlines() == list(acl_lines("hetpipe", "a password"))
     assert b"a password" not in made["redis-users"]["users.acl"]
-    assert len(made) == 2
+    assert len(made) == 3
+
+
+def test_replicas_have_a_user_of_their_own(tmp_path: Path) -> None:
+    found = {
+        name: text.decode() for name, text in secrets_of(tmp_path, "a password", "another")["redis-replication"].items()
+    }
+    assert found["replication.conf"].splitlines() == ["masteruser replication", "masterauth another"]
+    *users, replicas = found["users.acl"].splitlines()
+    assert users == list(acl_lines("hetpipe", "a password"))
+    digest = hashlib.sha256(b"another").hexdigest()
+    assert replicas == f"user replication on #{digest} resetchannels -@all +ping +psync +replconf"
 
 
 def test_the_password_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    password = kept_password(tmp_path)
+    password = kept_password(tmp_path, PASSWORD_FILE)
     assert len(password) >= 43
-    assert kept_password(tmp_path) == password
+    assert kept_password(tmp_path, PASSWORD_FILE) == password
     assert (tmp_path / "redis-password").stat().st_mode & 0o777 == 0o600
 
 
@@ -82,7 +95,7 @@ def test_the_password_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -
 def test_whose_certificate_is_meant_must_be_clear(certs: Path, role: str, name: str, names: str) -> None:
     issue(certs, f"{role}-{name}")
     with pytest.raises(UserError, match=f"several: {role} {names};"):
-        secrets_of(certs, "password")
+        secrets_of(certs, "password", "another")
 
 
 def test_printed_for_kubectl(certs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +106,7 @@ def test_printed_for_kubectl(certs: Path, capsys: pytest.CaptureFixture[str]) ->
     assert {document["metadata"]["namespace"] for document in documents} == {"elsewhere"}
     found = {document["metadata"]["name"]: document["data"] for document in documents}
     assert base64.b64decode(found["tls-coordinator"]["signer-key.pem"]) == b"coordinator/signer-key.pem"
-    assert printed.err.startswith("Secrets: redis-password, redis-users, tls-coordinator")
+    assert printed.err.startswith("Secrets: redis-password, redis-users, redis-replication, tls-coordinator")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
