@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hetpipe.checkpoint.export import read_checkpoint_state
 from hetpipe.checkpoint.manifest import MANIFEST, read_manifest
+from hetpipe.decide.elastic.freezing import freezing_of
 from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.schedule.versions import VersionTable
 from hetpipe.decide.sync.division import Block
@@ -44,7 +45,7 @@ from hetpipe.runs.rerun import Start, weights_of, why_not_again
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.values import wire
 from hetpipe.values.activation import started_with
-from hetpipe.values.ids import Minibatch, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
 from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import run_folders
 from hetpipe.values.storage_url import is_url
@@ -217,10 +218,19 @@ def _used_by(
             if barrier.start.checkpoint is not None:
                 load_strictly(model, read_checkpoint_state(str(barrier.start.checkpoint)))
             chain = layers_of_job(job, import_path, model, dataset)
-            layers = freeze(chain, 0, len(chain), progress.frozen, job.freeze.mode)
+            layers = freeze(chain, 0, len(chain), _frozen_layers(job, barrier.start), job.freeze.mode)
             block = barrier.blocks[p - barrier.origin - 1]
             return _Used(layers, barrier.inactive, block, barrier.epoch, progress.clock)
     return _repeated(run_dir, job, import_path, dataset, vw, p, barriers)
+
+
+def _frozen_layers(job: Job, start: Start) -> int:
+    """The leading layers of the chain that are frozen from a barrier on (freezing.md §1)."""
+    freezing, progress = freezing_of(job, start.plan), start.progress
+    if freezing is None:
+        return 0
+    after = Clock(progress.clock - 1)
+    return freezing.levels[freezing.frozen_at(progress.frozen, after=after, upto=progress.clock, epoch=progress.epoch)]
 
 
 def _repeated(

@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -27,11 +28,40 @@ _OF_THE_BASE: Mapping[str, Any] = {
 
 _RTX_3090 = {"name": "rtx-3090", "nodes": 1, "product": "NVIDIA-GeForce-RTX-3090", "gpus": 4}
 
+_OVERLAY = K8S / "overlays" / "multi-node-heterogeneous"
+
+
+def _file(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+#: Shard I is on the I-th node of the job's cluster file.
+_ED_LOCAL: Mapping[str, Any] = {
+    **_OF_THE_BASE,
+    "image": {"tag": "0.1.0-cuda"},
+    "agents": [
+        {"name": "titan-v", "nodes": 1, "product": "NVIDIA-TITAN-V", "gpus": 4},
+        {"name": "titan-rtx", "nodes": 1, "product": "NVIDIA-TITAN-RTX", "gpus": 4},
+        {"name": "rtx-2060", "nodes": 1, "product": "NVIDIA-GeForce-RTX-2060", "gpus": 4},
+        {"name": "quadro-p4000", "nodes": 1, "product": "Quadro-P4000", "gpus": 4},
+    ],
+    "parameterServers": {**_OF_THE_BASE["parameterServers"], "count": 4, "edLocal": True},
+    "runs": {"accessMode": "ReadWriteMany"},
+    "job": {
+        "files": {
+            "model.py": _file(K8S / "base" / "job" / "model.py"),
+            **{name: _file(_OVERLAY / "job" / name) for name in ("job.yaml", "cluster.yaml")},
+        }
+    },
+}
+
 #: Values of the chart that say the same as what Kustomize renders, by the name of that.
 SAME_AS: Mapping[str, Mapping[str, Any]] = {
     "cpu-demo": {},
     "cpu-demo-insecure": {"tls": {"mode": "off"}},
     "single-node-gpu": {"image": {"tag": "0.1.0-cuda"}, "agents": [_RTX_3090], **_OF_THE_BASE},
+    "multi-node-heterogeneous": _ED_LOCAL,
+    "multi-node-jobset": {**_ED_LOCAL, "jobset": {"enabled": True}},
     "cpu-demo, kueue": {"kueue": {"queue": "hetpipe"}},
     "cpu-demo, monitoring": {"monitoring": {"enabled": True}},
 }
@@ -53,6 +83,7 @@ MORE: Mapping[str, Mapping[str, Any]] = {
         "kueue": {"queue": "hetpipe"},
         "monitoring": {"enabled": True},
     },
+    "multi-node by chart, cert-manager": {**_ED_LOCAL, "tls": {"mode": "cert-manager"}},
     "two nodes by chart": {
         "image": {"digest": f"sha256:{'1' * 64}"},
         "runs": {"accessMode": "ReadWriteMany", "storageClass": "shared"},

@@ -20,7 +20,16 @@ from hetpipe.certs.authority import Authority, new_key
 from hetpipe.values.identity import STAGE_DOMAIN, NamedPeer, Role
 from tests.deploy.chart import CHART, MANAGED, MORE, NO_HELM, SAME_AS, render_chart
 from tests.deploy.conftest import rendered
-from tests.deploy.rendered import Manifest, Manifests, by_component, identities, of_kind, why_no_kubectl, workloads_in
+from tests.deploy.rendered import (
+    Manifest,
+    Manifests,
+    Workload,
+    by_component,
+    identities,
+    of_kind,
+    why_no_kubectl,
+    workloads_in,
+)
 
 pytestmark = pytest.mark.skipif(bool(NO_HELM), reason=f"NOT TESTED: k8s/chart, because {NO_HELM}")
 
@@ -178,6 +187,24 @@ def test_a_job_of_ones_own() -> None:
     assert found["data"] == {"job.yaml": "name: mine\n"}
 
 
+def ed_local(**changes: Any) -> dict[str, Any]:
+    """Values of two nodes with a shard each."""
+    agents, runs = [node("a", "A"), node("b", "B")], {"accessMode": "ReadWriteMany"}
+    return {"parameterServers": {"count": 2, "edLocal": True}, "agents": agents, "runs": runs} | changes
+
+
+def node(name: str, product: str) -> dict[str, Any]:
+    return {"name": name, "nodes": 1, "product": product, "gpus": 1}
+
+
+def test_ed_local_by_itself_is_accepted() -> None:
+    assert [one.spec["ordinals"]["start"] for one in shards(render_chart(ed_local()))] == [0, 1]
+
+
+def shards(manifests: Manifests) -> list[Workload]:
+    return by_component(tuple(workloads_in(manifests)), "parameter-server")
+
+
 @pytest.mark.parametrize(
     ("values", "word"),
     [
@@ -188,6 +215,11 @@ def test_a_job_of_ones_own() -> None:
         ({"agents": [{"name": "cpu", "nodes": 1}]}, "agents"),
         ({"agents": [{"name": "Not A Name", "nodes": 1, "cpuDevices": 1}]}, "name"),
         ({"parameterServer": {"count": 3}}, "parameterServer"),
+        ({"parameterServers": {"edLocal": True}}, "a `product` of its own"),
+        (ed_local(agents=[node("a", "A"), node("b", "A")]), "a `product` of its own"),
+        (ed_local(agents=[node("a", "A") | {"nodes": 2}, node("b", "B")]), "`nodes: 1`"),
+        (ed_local(agents=[node("a", "A")]), "number of groups"),
+        (ed_local(runs={"accessMode": "ReadWriteOnce"}), "ReadWriteMany"),
     ],
 )
 def test_wrong_values_are_refused(values: Mapping[str, Any], word: str) -> None:

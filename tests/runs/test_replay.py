@@ -50,6 +50,19 @@ def test_the_gradients_are_those_of_the_run(stages: int, tmp_path: Path) -> None
     assert any(not torch.equal(before[name], found[name]) for name in after)
 
 
+@pytest.mark.parametrize("freeze", [{"layers": 1}, {"schedule": [{"epoch": 1, "layers": 1}]}])
+def test_frozen_layers_are_those_of_the_run(freeze: dict[str, Any], tmp_path: Path) -> None:
+    """Of four layers the first three are frozen with F = 1, as the two behind the first have no parameters."""
+    case = Case(**ALONE, freeze=freeze, minibatches=14)
+    run(case, tmp_path, writes_metrics=True)
+    losses = [json.loads(line)["loss"] for line in metrics_path(tmp_path, 0).read_text().splitlines()]
+    for p in (1, 12, 13, 14):
+        replayed = replay(case, tmp_path, p)
+        assert replayed.loss == losses[p - 1]
+        frozen = p > 12 or "layers" in freeze
+        assert any(gradient is not None for name, gradient in replayed.gradients.items() if name[0] == "0") != frozen
+
+
 @pytest.mark.parametrize("vw", [0, 1])
 def test_the_losses_are_those_of_a_run_with_parameter_servers(vw: int, tmp_path: Path) -> None:
     case = Case(model="dropout_batch_norm", data="data32", batch_size=4, epochs=1, wave=1, every_waves=2)

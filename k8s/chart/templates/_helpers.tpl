@@ -35,6 +35,17 @@
 {{- toYaml $object }}
 {{- end }}
 
+{{/* With parameterServers.edLocal: at most one pod of a workload's component per node: (list ROOT WORKLOAD). */}}
+{{- define "hetpipe.apart" -}}
+{{- if (index . 0).Values.parameterServers.edLocal }}
+{{- $template := (index . 1).spec.template }}
+{{- $_ := unset $template.spec "topologySpreadConstraints" }}
+{{- $labels := pick $template.metadata.labels "app.kubernetes.io/component" }}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) }}
+{{- $_ := set $template.spec "affinity" (dict "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term))) }}
+{{- end }}
+{{- end }}
+
 {{/* TLS of a workload: (list ROOT WORKLOAD ROLE VARIABLE IDENTITIES). With a VARIABLE each of its pods has a certificate of its
 own, of which it mounts the files; IDENTITIES are the names in them. */}}
 {{- define "hetpipe.tls" -}}
@@ -97,6 +108,7 @@ own, of which it mounts the files; IDENTITIES are the names in them. */}}
 {{- range list $job.metadata $job.spec.template.metadata }}
 {{- $_ := set .labels "hetpipe/agents" $group.name }}
 {{- end }}
+{{- include "hetpipe.apart" (list $root $job) }}
 {{- $_ := set $job.spec "completions" $group.nodes }}
 {{- $_ := set $job.spec "parallelism" $group.nodes }}
 {{- $arguments := list }}
