@@ -377,12 +377,14 @@ def _crossing(facts: PlanFacts) -> str:
         if flow.traffic in (Traffic.PUSH, Traffic.PULL) and flow.source != flow.target
     )
     weights = per_wave / sum(facts.plan.waves)
+    rounded = facts.plan.compress_pushes
+    exchanged = "pushes and pulls" if rounded == "none" else f"pushes (in {rounded}) and pulls"
     if not weights:
         parts = "all of it activations and gradients"
     elif weights == total:
-        parts = "all of it pushes and pulls"
+        parts = f"all of it {exchanged}"
     else:
-        parts = f"{bytes_text(total - weights)} activations and gradients, {bytes_text(weights)} pushes and pulls"
+        parts = f"{bytes_text(total - weights)} activations and gradients, {bytes_text(weights)} {exchanged}"
     return f"{bytes_text(total)} between nodes per minibatch: {parts}"
 
 

@@ -16,6 +16,7 @@ from hetpipe.values.memory import LayerPolicy
 from hetpipe.values.policies import PullTiming
 from hetpipe.values.problems import Path, Problem
 from hetpipe.values.profile import AliveValue, ForbiddenCut
+from hetpipe.values.sync import PushCompression
 
 Bytes = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -223,6 +224,8 @@ class PlanDocument(Document):
     """D; null: unbounded."""
     pull: PullTiming = "every_wave"
     """Whether weights are pulled for `every_wave`, or only where D has `required` it."""
+    compress_pushes: PushCompression = "none"
+    """`bfloat16`: pushes of `float32` parameters have half their bytes (`docs/semantics/wsp.md` §12)."""
     virtual_workers: tuple[PlannedWorker, ...]
     """All pipelines."""
     minibatches_per_wave: Annotated[

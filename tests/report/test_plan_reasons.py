@@ -121,3 +121,8 @@ def test_what_crosses_nodes_is_told_by_kind() -> None:
     assert "activations and gradients, " in mixed
     within = dict(view_of(plans.node_by_node()).facts)["over the network"]
     assert within.endswith("between nodes per minibatch: all of it pushes and pulls")
+    facts = plans.node_by_node()
+    less = {"cross_node_bytes_per_minibatch": 0.75 * facts.plan.predicted.cross_node_bytes_per_minibatch}
+    changes = {"compress_pushes": "bfloat16", "predicted": facts.plan.predicted.model_copy(update=less)}
+    rounded = replace(facts, plan=facts.plan.model_copy(update=changes))
+    assert dict(view_of(rounded).facts)["over the network"].endswith("all of it pushes (in bfloat16) and pulls")

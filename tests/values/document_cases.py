@@ -77,6 +77,7 @@ PLAN: dict[str, Any] = {
     "schedule": "fifo",
     "staleness": None,
     "pull": "every_wave",
+    "compress_pushes": "none",
     "frozen_layers": 0,
     "virtual_workers": [
         {

@@ -315,6 +315,7 @@ def options_of(job: Job, *, slots: int | None = None, reserve_bytes: int = 0) ->
         staleness=0 if sync.D == "auto" else sync.D,
         max_staleness=sync.max_D if sync.D == "auto" else None,
         pull=sync.pull,
+        compress_pushes=sync.compress_pushes,
         weights=job.weights,
         schedule=job.schedule,
         accumulate=job.gradients.accumulate,

@@ -140,6 +140,7 @@ def _document(chosen: RankedPlan, alternatives: tuple[Alternative, ...]) -> Plan
         schedule=schedule_for(options.weights, options.schedule),
         staleness=options.staleness,
         pull=options.pull,
+        compress_pushes=options.compress_pushes,
         virtual_workers=tuple(_worker(*each, plan, jobs) for each in zip(plan.workers, plan.waves, strict=True)),
         minibatches_per_wave=plan.own_waves or plan.minibatches_per_wave,
         max_minibatches_per_wave=tuple(jobs.max_minibatches_per_wave(group) for group in groups),

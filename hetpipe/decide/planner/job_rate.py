@@ -18,7 +18,7 @@ from typing import Literal
 from hetpipe.decide.planner.costs import TICKS_PER_MS, Costs
 from hetpipe.decide.planner.placement import Span
 from hetpipe.decide.planner.round_trip import NO_ROUND_TRIP, RoundTrip
-from hetpipe.decide.planner.shard_bytes import PlacedParameters
+from hetpipe.decide.planner.shard_bytes import PlacedParameters, ShardSums
 from hetpipe.values.cluster import node_of
 
 _TICKS_PER_SECOND = 1000 * TICKS_PER_MS
@@ -76,17 +76,14 @@ def bytes_moved(
     N activations and N gradients per cut between nodes; per wave one push of every parameter, and `pulls_per_wave`
     pulls.
     """
-    pushed, pulled = dict[str, int](), dict(placed.bytes_on)
     nodes = [node_of(stage.device) for stage in stages]
-    for node, stage in zip(nodes, stages, strict=True):
-        local = placed.local_bytes(node, stage.first, stage.last)
-        pushed[node] = pushed.get(node, 0) + placed.bytes_of(stage.first, stage.last) - local
-        pulled[node] = pulled.get(node, 0) - local
+    pulled = _exchanged(stages, nodes, placed.pulled)
+    pushed = pulled if placed.pushed is placed.pulled else _exchanged(stages, nodes, placed.pushed)
     moved: dict[CardSide, int] = {}
-    for node in {**pushed, **pulled}:
-        stages_bytes, shards_bytes = pushed.get(node, 0), pulled.get(node, 0)
-        moved[node, "out"] = stages_bytes + int(shards_bytes * pulls_per_wave)
-        moved[node, "in"] = int(stages_bytes * pulls_per_wave) + shards_bytes
+    for node, (to_stages, from_shards) in pulled.items():
+        from_stages, to_shards = pushed[node]
+        moved[node, "out"] = from_stages + int(from_shards * pulls_per_wave)
+        moved[node, "in"] = int(to_stages * pulls_per_wave) + to_shards
     for position in range(len(stages) - 1):
         here, behind = nodes[position], nodes[position + 1]
         if here != behind:
@@ -98,6 +95,16 @@ def bytes_moved(
             moved[behind, "out"] += backward
             moved[here, "in"] += backward
     return moved
+
+
+def _exchanged(stages: Sequence[Span], nodes: Sequence[str], sums: ShardSums) -> dict[str, tuple[int, int]]:
+    """Node → bytes between its stages and shards elsewhere, and between its shards and stages elsewhere."""
+    of_stages, of_shards = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, 0) | sums.bytes_on
+    for node, stage in zip(nodes, stages, strict=True):
+        local = sums.local_bytes(node, stage.first, stage.last)
+        of_stages[node] += sums.bytes_of(stage.first, stage.last) - local
+        of_shards[node] -= local
+    return {node: (of_stages.get(node, 0), num_bytes) for node, num_bytes in of_shards.items()}
 
 
 def bytes_leaving(moved: Mapping[CardSide, int]) -> int:

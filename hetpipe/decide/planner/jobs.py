@@ -23,7 +23,7 @@ from hetpipe.decide.planner.own_waves import rate_of_own_waves
 from hetpipe.decide.planner.partitioner import ChosenPolicies, Partitioner, explain
 from hetpipe.decide.planner.pipelines import Pipeline, Pipelines
 from hetpipe.decide.planner.round_trip import Exchanges, Places, round_trip
-from hetpipe.decide.planner.shard_bytes import PlacedParameters, place_bytes, shard_nodes
+from hetpipe.decide.planner.shard_bytes import PlacedParameters, halved_pushes, place_bytes, shard_nodes
 from hetpipe.errors import InfeasiblePlan, PlanError
 from hetpipe.values.cluster import node_of
 from hetpipe.values.ids import DeviceId
@@ -116,6 +116,7 @@ class Jobs:
         self._partitioner = partitioner
         self.pipelines = Pipelines(costs, self.memory, options.recompute, partitioner)
         self.network_cards = {node.name: costs.cluster.network_card(node.name) for node in costs.cluster.nodes}
+        self._halved = halved_pushes(costs.original, options.compress_pushes)
         self._relatives: dict[tuple[PlanOptions, tuple[DeviceId, ...]], Jobs] = {}
         self._node_rank = {node.name: rank for rank, node in enumerate(costs.cluster.nodes)}
         #: Many N share the same cuts.
@@ -323,6 +324,7 @@ class Jobs:
                 placement="ed_local",
                 workers=[worker.stages for worker in workers],
                 frozen_layers=self.costs.frozen_layers,
+                halved=self._halved,
             )
         return self.place_on(shards)
 
@@ -383,7 +385,13 @@ class Jobs:
         if not shards:
             return PlacedParameters((), (), self.costs.num_layers)
         costs, placement = self.costs, self.placement
-        return place_bytes(costs.original, shards=shards, placement=placement, frozen_layers=costs.frozen_layers)
+        return place_bytes(
+            costs.original,
+            shards=shards,
+            placement=placement,
+            frozen_layers=costs.frozen_layers,
+            halved=self._halved,
+        )
 
     def _relieve_network(self, groups: Groups, start: JobPlan) -> JobPlan:
         """The best combination if a network card is the bottleneck; at least as good as `start`."""

@@ -19,6 +19,7 @@ from hetpipe.values.policies import (
     WeightPolicy,
 )
 from hetpipe.values.suggest import did_you_mean
+from hetpipe.values.sync import PushCompression
 
 AllocationName = Literal["NP", "ED", "HD", "auto", "explicit", "parallel"]
 
@@ -61,6 +62,8 @@ class PlanOptions:
     """The largest D; the smallest D with the same speed is chosen. None if D is given."""
     pull: PullTiming = "every_wave"
     """Whether weights are pulled for every wave, or only when D requires it."""
+    compress_pushes: PushCompression = "none"
+    """Whether pushes of `float32` parameters have half their bytes."""
     weights: WeightPolicy = "wave"
     schedule: ScheduleChoice = "auto"
     accumulate: int = 1

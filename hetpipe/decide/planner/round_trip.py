@@ -28,13 +28,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Literal, Protocol
 
 from hetpipe.decide.planner.costs import APPLY_BYTES_PER_SECOND, Costs, MemoryModel, MemorySpan, ticks
 from hetpipe.decide.planner.placement import Span
-from hetpipe.decide.planner.shard_bytes import PlacedParameters
+from hetpipe.decide.planner.shard_bytes import PlacedParameters, ShardSums
 from hetpipe.decide.sync.gate import Gate
 from hetpipe.values.cluster import LinkSpec, node_of
 from hetpipe.values.policies import PullTiming
@@ -100,7 +100,7 @@ def round_trip(
         drained = _over(n, max(pipe.through(n, {0: 0}, {0: 0}) for pipe in pipes))
     if not placed.shards or staleness is None:
         return RoundTrip(math.inf, math.inf, drained)
-    apply_ticks = max(ticks(1000 * sums[-1] / APPLY_BYTES_PER_SECOND) for sums in placed.by_shard)
+    apply_ticks = max(ticks(1000 * sums[-1] / APPLY_BYTES_PER_SECOND) for sums in placed.pulled.by_shard)
     places = places_of(workers)
     exchanges = (
         Exchanges(places, costs=costs, placed=placed, network_cards=network_cards)
@@ -237,8 +237,19 @@ def places_of(workers: Sequence[Sequence[Span]]) -> Places:
     return tuple(tuple((node_of(stage.device), stage.first, stage.last) for stage in stages) for stages in workers)
 
 
+@dataclass(slots=True)
+class _Direction:
+    """Transfers of one wave, or one clock, between all stages and shards."""
+
+    alone: dict[Place, int] = field(default_factory=dict)
+    """Place → time of a stage's own transfers, which run in parallel."""
+    loads: dict[_Resource, _Load] = field(default_factory=dict)
+    """Shared resources with the load of all transfers."""
+    users: dict[_Resource, list[Place]] = field(default_factory=dict)
+
+
 class Exchanges:
-    """Pushes of one wave of every virtual worker. The pulls of one clock are their mirror image.
+    """Pushes of one wave of every virtual worker, and pulls of one clock: their mirror image, except for halved bytes.
 
     A large cluster has many equal stages, so each kind is computed once. Independent of N and D.
     """
@@ -262,23 +273,24 @@ class Exchanges:
         self._costs = costs
         self._cards = network_cards
         self._places = places
-        #: Place → time of a stage's own transfers, which run in parallel.
-        self._alone: dict[Place, int] = {}
-        #: Shared resources with the load of all transfers.
-        self._loads: dict[_Resource, _Load] = {}
-        self._users: dict[_Resource, list[Place]] = {}
+        self._pushes = self._direction(placed.pushed, placed.shards)
+        self._pulls = self._pushes if placed.pulled is placed.pushed else self._direction(placed.pulled, placed.shards)
+
+    def _direction(self, sums: ShardSums, shards: Sequence[str]) -> _Direction:
+        direction = _Direction()
         moved: dict[tuple[int, int], list[tuple[str, int]]] = {}
         for place, times in Counter(place for places in self._places for place in places).items():
             _, first, last = place
             if (first, last) not in moved:
                 moved[first, last] = [
                     (shard, num_bytes)
-                    for shard, sums in zip(placed.shards, placed.by_shard, strict=True)
-                    if (num_bytes := sums[last] - sums[first])
+                    for shard, on_shard in zip(shards, sums.by_shard, strict=True)
+                    if (num_bytes := on_shard[last] - on_shard[first])
                 ]
-            self._add(place, moved[first, last], times)
+            self._add(direction, place, moved[first, last], times)
+        return direction
 
-    def _add(self, place: Place, moved: Sequence[tuple[str, int]], times: int) -> None:
+    def _add(self, direction: _Direction, place: Place, moved: Sequence[tuple[str, int]], times: int) -> None:
         """Add the transfers of `times` equal stages, each to these shards."""
         node, longest = place[0], 0
         own: dict[_Resource, _Load] = {}
@@ -287,15 +299,15 @@ class Exchanges:
             longest = max(longest, alone)
             for resource, work in passes:
                 own.setdefault(resource, _Load()).add(work, latency)
-        self._alone[place] = max(longest, max((load.ticks for load in own.values()), default=0))
+        direction.alone[place] = max(longest, max((load.ticks for load in own.values()), default=0))
         for resource, load in own.items():
-            self._users.setdefault(resource, []).append(place)
-            self._loads.setdefault(resource, _Load()).add(times * load.work_ticks, load.latency_ticks or 0)
+            direction.users.setdefault(resource, []).append(place)
+            direction.loads.setdefault(resource, _Load()).add(times * load.work_ticks, load.latency_ticks or 0)
 
     @property
     def longest_push(self) -> int:
         """Ticks per wave and virtual worker, as a stage pushes one wave at a time."""
-        return max(0, *self._alone.values(), *(load.work_ticks for load in self._loads.values()))
+        return max(0, *self._pushes.alone.values(), *(load.work_ticks for load in self._pushes.loads.values()))
 
     def longest(self, pipes: Sequence[_Pipe], span: int, apply_ticks: int, *, pulls_meet: bool) -> int:
         """Ticks of the longest round trip, from one publication to another.
@@ -307,26 +319,27 @@ class Exchanges:
             pulls_meet: whether all virtual workers pull within it.
         """
         num_workers, found = len(pipes), 0
+        pushes, pulls = self._pushes, self._pulls
         # The last pull through a resource follows all others there; the first push precedes all others.
         rest: dict[Place, int] = {}
         begun: dict[Place, int] = {}
         ways: dict[tuple[object, ...], _Ways] = {}
         for vw, (pipe, places) in enumerate(zip(pipes, self._places, strict=True)):
-            alone = tuple(self._alone[place] for place in places)
-            alike = (*pipe.ticks, alone)
+            pushed, pulled = (tuple(direction.alone[place] for place in places) for direction in (pushes, pulls))
+            alike = (*pipe.ticks, pushed, pulled)
             way = ways.get(alike)
             if way is None:
-                way = ways[alike] = _ways(pipe, span, dict(enumerate(alone)))
+                way = ways[alike] = _ways(pipe, span, pulled=dict(enumerate(pulled)), pushed=dict(enumerate(pushed)))
             added = (num_workers - vw) * apply_ticks
             found = max(found, way.whole + added)
             for place, after, before in zip(places, way.rest, way.begun, strict=True):
                 rest[place] = min(rest.get(place, after + added), after + added)
                 begun[place] = min(begun.get(place, before), before)
-        for resource, load in self._loads.items():
-            users = self._users[resource]
-            found = max(found, load.ticks + min(begun[place] for place in users) + apply_ticks)
-            if pulls_meet:
-                found = max(found, load.ticks + min(rest[place] for place in users))
+        for resource, load in pushes.loads.items():
+            found = max(found, load.ticks + min(begun[place] for place in pushes.users[resource]) + apply_ticks)
+        if pulls_meet:
+            for resource, load in pulls.loads.items():
+                found = max(found, load.ticks + min(rest[place] for place in pulls.users[resource]))
         return found
 
     def _transfer(self, source: str, target: str, num_bytes: int) -> tuple[int, int, list[tuple[_Resource, int]]]:
@@ -358,10 +371,10 @@ class _Ways:
     """Per stage: to its last backward, without any push."""
 
 
-def _ways(pipe: _Pipe, span: int, moved: Mapping[int, int]) -> _Ways:
-    """`moved`: stage → ticks of its own pull, and of its own push."""
+def _ways(pipe: _Pipe, span: int, *, pulled: Mapping[int, int], pushed: Mapping[int, int]) -> _Ways:
+    """`pulled`, `pushed`: stage → ticks of its own pull, and of its own push."""
     return _Ways(
-        pipe.through(span, moved, moved),
-        tuple(pipe.through(span, {stage: 0}, moved) for stage in moved),
-        tuple(pipe.through(span, moved, {stage: 0}) for stage in moved),
+        pipe.through(span, pulled, pushed),
+        tuple(pipe.through(span, {stage: 0}, pushed) for stage in pushed),
+        tuple(pipe.through(span, pulled, {stage: 0}) for stage in pulled),
     )

@@ -86,7 +86,11 @@ def scale_model(
         workers=tuple(chosen),
         stand_ins=tuple(chosen.index(stands_for[vw]) for vw in range(len(workers))),
         placed=place_bytes(
-            costs.original, shards=tuple(nodes), placement="balanced", frozen_layers=costs.frozen_layers
+            costs.original,
+            shards=tuple(nodes),
+            placement="balanced",
+            frozen_layers=costs.frozen_layers,
+            halved=placed.halved,
         ),
     )
 
@@ -96,7 +100,7 @@ def _is_even(workers: Sequence[Sequence[Span]], placed: PlacedParameters) -> boo
     nodes = {node_of(stage.device) for stages in workers for stage in stages}
     if sorted(placed.shards) != sorted(nodes):
         return False
-    sizes = placed.bytes_on.values()
+    sizes = placed.pulled.bytes_on.values()
     return max(sizes) <= fullest_allowed(sum(sizes), len(sizes))
 
 

@@ -46,7 +46,8 @@ def work_per_wave(
     """
     spans = Counter((stage.first, stage.last) for stages in workers for stage in stages)
     messages = 2 * sum(
-        times * sum(sums[last] > sums[first] for sums in placed.by_shard) for (first, last), times in spans.items()
+        times * sum(sums[last] > sums[first] for sums in placed.pulled.by_shard)
+        for (first, last), times in spans.items()
     )
     computations = 2 * sum(n * len(stages) for n, stages in zip(minibatches_per_wave, workers, strict=True))
     return max(computations, messages // _MESSAGES_PER_COMPUTATION)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from hetpipe.decide.planner.frozen_profile import cached_profile
 from hetpipe.decide.planner.options import schedule_for
 from hetpipe.decide.planner.placement import Piece
 from hetpipe.decide.planner.scaled_profile import scaled_profile
-from hetpipe.decide.planner.shard_bytes import PlacedParameters, parameters_of, shard_nodes
+from hetpipe.decide.planner.shard_bytes import PlacedParameters, halved_pushes, parameters_of, shard_nodes
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.errors import PlanError
 from hetpipe.values.cluster import Cluster, node_of
@@ -92,7 +92,12 @@ def simulated_plan(document: PlanDocument, costs: Costs) -> SimulatedPlan:
     return SimulatedPlan(
         workers=workers,
         minibatches_per_wave=document.waves,
-        placed=placed_parameters(document.placement, _shards(document, costs.cluster, workers), costs),
+        placed=placed_parameters(
+            document.placement,
+            _shards(document, costs.cluster, workers),
+            costs,
+            halved=halved_pushes(costs.original, document.compress_pushes),
+        ),
     )
 
 
@@ -114,7 +119,9 @@ def frozen_plan(
     known = cached_profile(profile, frozen_layers) if is_cached else profile
     costs = costs_of(document, known, cluster, frozen_layers=frozen_layers)
     plan = simulated_plan(document, costs_of(document, profile, cluster))
-    placed = PlacedParameters(plan.placed.pieces, plan.placed.shards, costs.num_layers, frozen_layers)
+    placed = PlacedParameters(
+        plan.placed.pieces, plan.placed.shards, costs.num_layers, frozen_layers, plan.placed.halved
+    )
     return replace(plan, placed=placed), costs
 
 
@@ -166,7 +173,11 @@ def _shards(document: PlanDocument, cluster: Cluster, workers: Sequence[Sequence
 
 
 def placed_parameters(
-    placement: Mapping[str, int | tuple[SliceRange, ...]], shards: Sequence[str], costs: Costs
+    placement: Mapping[str, int | tuple[SliceRange, ...]],
+    shards: Sequence[str],
+    costs: Costs,
+    *,
+    halved: Collection[str] = frozenset(),
 ) -> PlacedParameters:
     """The placement of a plan file, prepared for sums over layers.
 
@@ -174,6 +185,7 @@ def placed_parameters(
         placement: by parameter if the profile names them, else by layer.
         shards: the node of each shard; none: no placement.
         costs: the profile on the cluster.
+        halved: parameters whose pushes have half their bytes.
 
     Raises:
         PlanError: a parameter is not placed, or has another size.
@@ -188,7 +200,7 @@ def placed_parameters(
                 "again with this profile"
             )
         pieces += [Piece(parameter.name, parameter.layer, shard, start, stop) for shard, start, stop in slices]
-    return PlacedParameters(pieces, shards, costs.num_layers, costs.frozen_layers)
+    return PlacedParameters(pieces, shards, costs.num_layers, costs.frozen_layers, halved)
 
 
 def _stage(stage: PlannedStage, costs: Costs) -> SimulatedStage:

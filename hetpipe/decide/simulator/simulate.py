@@ -92,7 +92,9 @@ class _Simulation:
             self._gates[0],  # what it decides counts waves, so it does not depend on N
             num_stages=[len(stages) for stages in plan.workers],
             # Every virtual worker pushes the whole model, so each of its waves takes a shard the same time.
-            apply_ticks=[ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.by_shard],
+            apply_ticks=[
+                ticks(1000 * sums[-1] / options.apply_bytes_per_second) for sums in plan.placed.pulled.by_shard
+            ],
             exchange_ticks=ticks(1000 * options.exchange_seconds),
             on_publish=self._published,
         )

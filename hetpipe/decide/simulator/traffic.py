@@ -44,7 +44,7 @@ class FlowSpec:
 
 def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
     """Every flow of the job, in the order of virtual workers and stages; empty flows to and from shards are omitted."""
-    on_shards = plan.placed.by_shard
+    on_shards = list(zip(plan.placed.pushed.by_shard, plan.placed.pulled.by_shard, strict=True))
     for vw, stages in enumerate(plan.workers):
         for index, stage in enumerate(stages):
             node = node_of(stage.device)
@@ -52,12 +52,11 @@ def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
                 behind, cut = node_of(stages[index + 1].device), stage.last
                 yield FlowSpec(Traffic.ACTIVATIONS, vw, index, None, node, behind, costs.cut_bytes[cut])
                 yield FlowSpec(Traffic.GRADIENTS, vw, index + 1, None, behind, node, costs.returning_bytes[cut])
-            for shard, sums in enumerate(on_shards):
-                num_bytes = sums[stage.last] - sums[stage.first]
-                if num_bytes:
-                    shard_node = plan.placed.shards[shard]
-                    yield FlowSpec(Traffic.PUSH, vw, index, shard, node, shard_node, num_bytes)
-                    yield FlowSpec(Traffic.PULL, vw, index, shard, shard_node, node, num_bytes)
+            for shard, (pushed, pulled) in enumerate(on_shards):
+                if num_bytes := pulled[stage.last] - pulled[stage.first]:
+                    there, update = plan.placed.shards[shard], pushed[stage.last] - pushed[stage.first]
+                    yield FlowSpec(Traffic.PUSH, vw, index, shard, node, there, update)
+                    yield FlowSpec(Traffic.PULL, vw, index, shard, there, node, num_bytes)
 
 
 def cross_node_bytes_per_minibatch(

@@ -218,6 +218,7 @@ def test_the_jobs_policies_reach_the_planner() -> None:
     options = options_of(job(gradients={"accumulate": 2, "max_norm": 1.0}))
     assert (options.accumulate, options.waits_for_norm, options.with_shards) == (2, True, True)
     assert not options_of(job(gradients={"max_norm": 1.0, "clip": "stage"})).waits_for_norm
+    assert options_of(job(sync={"compress_pushes": "bfloat16"})).compress_pushes == "bfloat16"
     alone = {"sync": {"kind": "none"}, "workers": {"stages": 2, "count": 1}, "parameter_servers": {}}
     options = options_of(job(weights="flush", schedule="gpipe", **alone))
     assert (options.schedule, options.with_shards, options.num_shards) == ("gpipe", False, None)

@@ -11,6 +11,7 @@ from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.decide.planner.partitioner import Partitioner
 from hetpipe.values.cluster import Cluster, DeviceType, Links, LinkSpec, Node
 from hetpipe.values.profile import LayerProfile, Profile
+from hetpipe.values.sync import PushCompression
 from tests.decide.planner.partition_cases import Case
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -67,10 +68,11 @@ def jobs_for(profile: Profile, cluster: Cluster, options: PlanOptions | None = N
     return Jobs(costs, options, Partitioner(costs, recompute=options.recompute))
 
 
-def jobs_of(case: Case, *, any_n: bool = False) -> Jobs:
+def jobs_of(case: Case, *, any_n: bool = False, compress_pushes: PushCompression = "none") -> Jobs:
     """The same for a random case, with its N or any, and no bound on staleness: that is another formula's."""
     options = PlanOptions(
         staleness=None,
+        compress_pushes=compress_pushes,
         weights=case.weights,
         schedule=case.schedule,
         accumulate=case.accumulate,

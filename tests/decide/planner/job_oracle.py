@@ -81,7 +81,9 @@ def network_card(cluster: Cluster, node: str) -> float:
     return max(link.bandwidth_bytes_per_second * link.efficiency for link in links)
 
 
-def moved_bytes(case: Case, workers: Sequence[Worker]) -> tuple[dict[str, float], dict[str, float]]:
+def moved_bytes(
+    case: Case, workers: Sequence[Worker], *, halves_pushes: bool = False
+) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes that leave and that reach each node per minibatch of the job, layers round-robin on the used nodes."""
     layers, n = case.profile.layers, case.minibatches_per_wave
     used = [node.name for node in case.cluster.nodes if any(node.name in worker.nodes for worker in workers)]
@@ -99,8 +101,9 @@ def moved_bytes(case: Case, workers: Sequence[Worker]) -> tuple[dict[str, float]
         for index, node in enumerate(worker.nodes):
             for layer in range(worker.cuts[index], worker.cuts[index + 1]):
                 if layer in shard:
-                    move(share * layers[layer].parameter_bytes / n, node, shard[layer])
-                    move(share * layers[layer].parameter_bytes / n, shard[layer], node)
+                    size = layers[layer].parameter_bytes
+                    move(share * (math.ceil(size / 2) if halves_pushes else size) / n, node, shard[layer])
+                    move(share * size / n, shard[layer], node)
             if index + 1 < len(worker.nodes):
                 last = layers[worker.cuts[index + 1] - 1]
                 move(share * last.output_bytes, node, worker.nodes[index + 1])
@@ -108,12 +111,12 @@ def moved_bytes(case: Case, workers: Sequence[Worker]) -> tuple[dict[str, float]
     return leaving, reaching
 
 
-def job_rate(case: Case, workers: Sequence[Worker]) -> float:
+def job_rate(case: Case, workers: Sequence[Worker], *, halves_pushes: bool = False) -> float:
     """The issue's job rate, samples per second."""
     compute = len(workers) * min(worker.minibatches_per_second for worker in workers)
     network = [
         network_card(case.cluster, node) / num_bytes
-        for direction in moved_bytes(case, workers)
+        for direction in moved_bytes(case, workers, halves_pushes=halves_pushes)
         for node, num_bytes in direction.items()
         if num_bytes
     ]

@@ -47,6 +47,17 @@ def test_every_figure_follows_from_the_definitions(plan: PlanDocument) -> None:
     assert plan.predicted.samples_per_second == pytest.approx(4 * slowest)
 
 
+def test_a_plan_counts_half_of_rounded_pushes() -> None:
+    """Each node is a virtual worker, so that only weights leave it."""
+    options = replace(FAST, allocation="NP")
+    exact = choose_plan(PROFILE, PAPER_CLUSTER, options, predict=closed_form)
+    rounded = choose_plan(PROFILE, PAPER_CLUSTER, replace(options, compress_pushes="bfloat16"), predict=closed_form)
+
+    assert (exact.compress_pushes, rounded.compress_pushes) == ("none", "bfloat16")
+    moved = exact.predicted.cross_node_bytes_per_minibatch
+    assert rounded.predicted.cross_node_bytes_per_minibatch == 0.75 * moved > 0
+
+
 def test_a_plan_says_how_far_n_was_searched(plan: PlanDocument) -> None:
     """Up to Max_m where larger waves gain, as far as a larger one could gain where not; nothing where N was given."""
     assert plan.searched_minibatches_per_wave is None

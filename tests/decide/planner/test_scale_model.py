@@ -16,6 +16,7 @@ from hetpipe.decide.simulator.prediction import predicted
 from hetpipe.values.cluster import Cluster, LinkOverride, node_of
 from hetpipe.values.ids import DeviceId
 from hetpipe.values.policies import PlacementName
+from hetpipe.values.sync import PushCompression
 from tests.decide.planner.job_cases import MIB, chain, cluster_of, jobs_for
 
 #: Three kinds of nodes, 32 in all.
@@ -29,10 +30,16 @@ def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan_of(
-    cluster: Cluster, *, n: int = 8, parameters: int = 8 * MIB, placement: PlacementName = "balanced"
+    cluster: Cluster,
+    *,
+    n: int = 8,
+    parameters: int = 8 * MIB,
+    placement: PlacementName = "balanced",
+    compress_pushes: PushCompression = "none",
 ) -> JobPlan:
     """Each node is a virtual worker, as is each pair of nodes of R behind one another."""
-    jobs = jobs_for(chain([3.0] * 24, parameters=parameters), cluster, PlanOptions(placement=placement))
+    options = PlanOptions(placement=placement, compress_pushes=compress_pushes)
+    jobs = jobs_for(chain([3.0] * 24, parameters=parameters), cluster, options)
     by_node: dict[str, list[DeviceId]] = {}
     for device in jobs.devices:
         by_node.setdefault(node_of(device), []).append(device)
@@ -66,9 +73,10 @@ def test_every_kind_is_there_in_proportion() -> None:
     assert scale.expanded(list(map(float, scale.workers))) == stand_ins
 
 
-def test_network_cards_carry_the_same() -> None:
+@pytest.mark.parametrize("compress_pushes", ["none", "bfloat16"])
+def test_network_cards_carry_the_same(compress_pushes: PushCompression) -> None:
     """Apart from the weights that stay on a node: per wave, of each node, in each direction."""
-    plan = plan_of(cluster_of(NODES))
+    plan = plan_of(cluster_of(NODES), compress_pushes=compress_pushes)
     scale = model_of(plan)
     assert scale is not None
 
@@ -79,8 +87,8 @@ def test_network_cards_carry_the_same() -> None:
             total.update(bytes_moved(stages, costs=plan.costs, placed=placed, minibatches_per_wave=8))
             for stage in stages:
                 node = node_of(stage.device)
-                local = placed.local_bytes(node, stage.first, stage.last)
-                total.update({(node, "in"): 2 * local, (node, "out"): 2 * local})
+                local = sum(sums.local_bytes(node, stage.first, stage.last) for sums in (placed.pushed, placed.pulled))
+                total.update({(node, "in"): local, (node, "out"): local})
         return total
 
     here, there = loads(scale.workers, whole=False), loads(range(32), whole=True)

@@ -57,6 +57,8 @@ class Case:
     contention: bool
     staggered: bool
     exchange_seconds: float
+    halved: bool = False
+    """Whether pushes have half their bytes, rounded up for each layer."""
     own_n: tuple[int, ...] = ()
     """N_v of each virtual worker; empty: n for all."""
 
@@ -70,6 +72,10 @@ class Case:
             return self
         num_waves = self.minibatches * len(self.workers) // sum(self.own_n)
         return replace(self, n=self.own_n[vw], minibatches=num_waves * self.own_n[vw])
+
+    def pushed(self, layer: int) -> int:
+        """Bytes of a push of a layer."""
+        return (self.parameter_bytes[layer] + 1) // 2 if self.halved else self.parameter_bytes[layer]
 
     def link(self, source: str, target: str) -> Link:
         """Between two nodes, or within one."""
@@ -143,6 +149,7 @@ def random_case(seed: int) -> Case:
         staggered=r.random() < 0.5,
         pull="required" if staleness is not None and r.random() < 0.4 else "every_wave",
         exchange_seconds=r.choice([0.0, 0.0, 0.003]),
+        halved=r.random() < 0.3,
     )
 
 

@@ -35,6 +35,7 @@ def plan_of(case: Case) -> tuple[SimulatedPlan, Costs, SimulationOptions]:
             ],
             case.shards,
             len(case.parameter_bytes),
+            halved=[f"layer{layer}" for layer in range(len(case.parameter_bytes))] if case.halved else (),
         ),
     )
     options = SimulationOptions(

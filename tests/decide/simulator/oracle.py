@@ -193,9 +193,10 @@ class Stage:
         self.to_push, self.to_pull = simpy.Store(self.env), simpy.Store(self.env)
         self.pushes, self.pulls = [], []
         for shard, node in enumerate(case.shards):
-            size = sum(case.parameter_bytes[x] for x in layers if case.shard_of_layer[x] == shard)
+            mine = [x for x in layers if case.shard_of_layer[x] == shard]
+            size, pushed = sum(case.parameter_bytes[x] for x in mine), sum(map(case.pushed, mine))
             if size:
-                self.pushes.append(Flow(job.network, ("push", vw, i, shard), (self.place.node, node), size))
+                self.pushes.append(Flow(job.network, ("push", vw, i, shard), (self.place.node, node), pushed))
                 self.pulls.append(Flow(job.network, ("pull", vw, i, shard), (node, self.place.node), size))
         self.env.process(self.compute())
         self.env.process(self.listen())

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from hetpipe.decide.planner.costs import Costs
-from hetpipe.decide.simulator.documents import placed_parameters, schedule_in, simulated_plan, weight_policy
+from hetpipe.decide.simulator.documents import (
+    frozen_plan,
+    placed_parameters,
+    schedule_in,
+    simulated_plan,
+    weight_policy,
+)
 from hetpipe.decide.simulator.options import SimulationOptions, check_options
 from hetpipe.decide.simulator.plan import SimulatedStage
 from hetpipe.errors import DocumentError, PlanError
@@ -84,11 +90,22 @@ def test_parameters_are_placed_by_name_where_the_profile_has_names() -> None:
     placement = {"w": 1, "b": 0}
     placed = placed_parameters(placement, ("n0", "n1"), Costs(other, JOB.costs.cluster))
     assert [(p.name, p.shard, p.stop) for p in placed.pieces] == [("w", 1, 800), ("b", 0, 200)]
-    assert placed.by_shard == [[0, 200], [0, 800]]
+    assert placed.pulled.by_shard == [[0, 200], [0, 800]]
     frozen = placed_parameters(placement, ("n0", "n1"), Costs(other, JOB.costs.cluster, 1))
     assert frozen.pieces == placed.pieces, "they stay where they are"
-    assert (frozen.by_shard, frozen.bytes_on) == ([[0, 0], [0, 0]], {"n0": 0, "n1": 0})
+    assert (frozen.pulled.by_shard, frozen.pulled.bytes_on) == ([[0, 0], [0, 0]], {"n0": 0, "n1": 0})
     assert frozen.held_by_shard == [200, 800]
+
+
+def test_rounded_pushes_stay_rounded_while_layers_freeze() -> None:
+    profile, cluster = JOB.costs.profile, JOB.costs.cluster
+    rounded = plan_file(compress_pushes="bfloat16")
+
+    placed = simulated_plan(rounded, JOB.costs).placed
+    assert placed.pushed.by_shard == [[0, 500, 700, 700], [0, 0, 300, 800]]
+    assert placed.pulled.by_shard == simulated_plan(plan_file(), JOB.costs).placed.pushed.by_shard
+    frozen, _ = frozen_plan(rounded, profile, cluster, 1)
+    assert frozen.placed.pushed.by_shard == [[0, 0, 200, 200], [0, 0, 300, 800]]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.checksum import checksums
+from hetpipe.decide.planner.shard_bytes import halved_pushes, place_bytes
 from hetpipe.errors import DamagedChunk, MalformedChunk
 from hetpipe.server.shard import chunks as module
-from hetpipe.server.shard.chunks import CHUNK_BYTES, ChunkReceiver, RunMap, chunks, slice_bytes
+from hetpipe.server.shard.chunks import CHUNK_BYTES, ChunkReceiver, Chunks, RunMap, chunks, slice_bytes
 from hetpipe.values.plan import DTYPE_BYTES
+from hetpipe.values.profile import LayerProfile, ParameterProfile, Profile
 from hetpipe.values.requests import SliceHeader
 from hetpipe.weights.flat import FlatBuffer, FlatLayout, aligned
 from hetpipe.wire.call import joined
@@ -111,6 +113,31 @@ class TestHalves:
             runs = RunMap([SliceHeader(slot.name, 0, 1000, dtype)], [slot.offset])
             (chunk,) = chunks(rounded_buffer(layout), runs, in_halves=True)
             assert len(joined(chunk)) - 24 == runs.num_bytes // factor
+
+    def test_they_are_the_bytes_that_a_plan_counts(self) -> None:
+        """Of whole alignment units: the heads of chunks come on top."""
+        sizes = {"float32": 700_000, "float64": 64_000}
+        layers = tuple(
+            LayerProfile(
+                name=f"layer of {dtype}",
+                parameter_bytes=size * DTYPE_BYTES[dtype],
+                activation_bytes=0,
+                output_bytes=0,
+                forward_ms={"V": 1.0},
+                backward_ms={"V": 1.0},
+                parameters=(ParameterProfile(name=dtype, shape=(size,), dtype=dtype),),
+            )
+            for dtype, size in sizes.items()
+        )
+        profile = Profile(version=1, model="m", batch_size=1, input_bytes=0, layers=layers)
+        halved = halved_pushes(profile, "bfloat16")
+        placed = place_bytes(profile, shards=["a", "b"], placement="round_robin", halved=halved)
+        for (dtype, size), sums, factor in zip(sizes.items(), placed.pushed.by_shard, (2, 1), strict=True):
+            layout = FlatLayout([(dtype, (size,), dtype)])
+            runs = RunMap([SliceHeader(dtype, 0, size, dtype)], [0])
+            sent = Chunks(rounded_buffer(layout), runs, in_halves=True)
+            assert len(list(sent)) == -(-runs.num_bytes // CHUNK_BYTES)
+            assert sent.payload_bytes == sums[-1] == runs.num_bytes // factor
 
     def test_its_checksums_are_not_those_of_the_stream(self) -> None:
         """The log of pushes has the words, so it computes their checksums itself."""

@@ -158,11 +158,12 @@ class _Bounds:
         leaving = dict.fromkeys(set().union(*used), 0)
         anywhere = minibatches_per_wave * self._thinnest_cut * sum(len(nodes) - 1 for nodes in used)
         if jobs.placement != "ed_local":
-            held = jobs.place_on(jobs.shards_on(leaving)).bytes_on
+            placed = jobs.place_on(jobs.shards_on(leaving))
+            pulled, pushed = placed.pulled.bytes_on, placed.pushed.bytes_on
             for nodes in used:
                 for node in leaving.keys() - nodes:
-                    leaving[node] += held.get(node, 0)
-                elsewhere = sum(held.values()) - sum(held.get(node, 0) for node in nodes)
+                    leaving[node] += pulled.get(node, 0)
+                elsewhere = sum(pushed.values()) - sum(pushed.get(node, 0) for node in nodes)
                 if len(nodes) == 1:
                     leaving[min(nodes)] += elsewhere
                 else:
