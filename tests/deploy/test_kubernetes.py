@@ -431,7 +431,7 @@ class TestTls:
 def selects(service: Manifest, workload: Workload) -> bool:
     """Whether a Service is of pods of a workload, or of one of them."""
     own = [f"{workload.name}-{i}" for i in range(workload.spec.get("replicas", 0))] or [workload.name]
-    found = [workload.labels | {"statefulset.kubernetes.io/pod-name": name} for name in own]
+    found = [{**workload.labels, "statefulset.kubernetes.io/pod-name": name} for name in own]
     return any(matches({"matchLabels": service["spec"]["selector"]}, labels) for labels in found)
 
 
