@@ -13,8 +13,10 @@ from types import TracebackType
 from typing import Literal, Self
 
 from hetpipe.cli.plan import plan as command
+from hetpipe.cli.plan.activity import activation_at
 from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
-from hetpipe.cli.plan.simulate import phases_of, simulation_options
+from hetpipe.cli.plan.simulate import check_alone, phases_of, simulation_options
+from hetpipe.decide.elastic.active_phases import active_phases
 from hetpipe.decide.elastic.compressing import planned_for_freezing
 from hetpipe.decide.planner.cuts import Recompute
 from hetpipe.decide.planner.options import AllocationName, ScheduleChoice
@@ -233,6 +235,8 @@ def simulate(  # noqa: PLR0913 - the options of the command
     freeze: Mapping[int, int] | None = None,
     freeze_changes: Literal["recut", "compress"] | None = None,
     cache: bool = False,
+    active: Mapping[int, Sequence[int | str]] | None = None,
+    active_recut: bool = False,
     optimizer_slots: int = 0,
     contention: bool = True,
 ) -> SimulationResult:
@@ -251,6 +255,9 @@ def simulate(  # noqa: PLR0913 - the options of the command
         freeze_changes: how pipelines change there, as under these keys of a job's `freeze`; default: they stay those of
             the plan.
         cache: frozen layers are read from a cache, as under `freeze.cache`.
+        active: clock → the layers that alone are active from there on, by numbers, names or patterns:
+            `result.active_phases`.
+        active_recut: layers move there, as under `elastic.recut`.
         optimizer_slots: tensors of optimizer state per parameter, for `freeze_changes="compress"`.
         contention: transfers share network cards.
 
@@ -277,6 +284,7 @@ def simulate(  # noqa: PLR0913 - the options of the command
     from hetpipe.decide.simulator.simulate import simulate as run
 
     with naming_keywords():
+        check_alone(freezes=bool(freeze or freeze_changes or cache), activates=bool(active))
         changes = None
         if freeze_changes is not None:
             changes = planned_for_freezing(
@@ -289,7 +297,12 @@ def simulate(  # noqa: PLR0913 - the options of the command
             )
         freezes = sorted((freeze or {}).items())
         phases = phases_of(freezes, document, found_profile, found_cluster, how, changes=changes, is_cached=cache)
-    return replace(run(simulated_plan(document, costs), costs, how), phases=phases)
+        activations = [
+            activation_at(clock, layers, found_profile, key="active")
+            for clock, layers in sorted((active or {}).items())
+        ]
+        without = active_phases(document, found_profile, found_cluster, how, activations, recut=active_recut)
+    return replace(run(simulated_plan(document, costs), costs, how), phases=phases, active_phases=without)
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------

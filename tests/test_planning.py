@@ -192,6 +192,28 @@ class TestSimulate:
         with pytest.raises(UserError, match=r"^freeze is 20=2, 30=1; give clocks in order"):
             hetpipe.simulate(plan, minibatches=80, freeze={20: 2, 30: 1})
 
+    def test_active_layers_change_as_for_the_command(self) -> None:
+        plan = quick()
+        files()
+        plan.write(".")
+        paths = ["--plan", "plan.json", "--profile", "profile.json", "--cluster", "cluster.yaml", "--minibatches", "80"]
+        shell = shell_with(FakeCoordinator(), Path.cwd())
+        first, *_, last = (layer.name for layer in PROFILE.layers)
+        given = ["--active", "20=0,1,2", "--active", f"30={first},{last}"]
+        for recut in (False, True):
+            asked = ["simulate", *paths, *given, *(["--recut"] if recut else []), "--json"]
+            told = json.loads(CliRunner().invoke(app, asked, obj=shell).stdout)["active_phases"]
+
+            active: dict[int, list[int | str]] = {30: [first, last], 20: [0, 1, 2]}
+            found = hetpipe.simulate(plan, minibatches=80, active=active, active_recut=recut)
+            assert json.loads(json.dumps([asdict(phase) for phase in found.active_phases])) == told
+            assert [phase.inactive for phase in found.active_phases] == [(3, 4, 5), (1, 2, 3, 4)]
+        assert replace(found, active_phases=()) == hetpipe.simulate(plan, minibatches=80)
+        with pytest.raises(UserError, match=r"^active: there is no layer 9; the model has the layers 0 to 5"):
+            hetpipe.simulate(plan, active={4: [9]})
+        with pytest.raises(UserError, match=r"not combined; give freeze or active$"):
+            hetpipe.simulate(plan, freeze={4: 1}, active={4: [0]})
+
     def test_a_plan_alone_is_not_enough(self) -> None:
         with pytest.raises(UserError, match="simulate needs the profile and the cluster of the plan"):
             hetpipe.simulate(quick().document)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from hetpipe.decide.elastic.activation import inactive_layers
-from hetpipe.decide.elastic.active_phases import ActivePhase
+from hetpipe.decide.simulator.result import ActivePhase
 from hetpipe.errors import UserError
 from hetpipe.report.text import columns, rate
 from hetpipe.values.activation import Activation, layers_text
@@ -26,8 +26,16 @@ def activation_of(text: str, profile: Profile) -> Activation:
     if not clock.isdecimal() or not all(entries):
         raise UserError(f"--active is {text!r}; give a clock and the layers, for example 40=stem,b*,head or 40=0,2,3")
     active = [int(entry) if entry.isdecimal() else entry for entry in entries]
-    inactive = inactive_layers(active, [layer.name for layer in profile.layers], "--active")
-    return Activation(Clock(int(clock)), inactive)
+    return activation_at(int(clock), active, profile, key="--active")
+
+
+def activation_at(clock: int, active: Sequence[int | str], profile: Profile, *, key: str) -> Activation:
+    """From this clock on only the layers that `active` means are active; `key`: what gives them, for messages.
+
+    Raises:
+        PlanError: an entry means no layer of the profile.
+    """
+    return Activation(Clock(clock), inactive_layers(active, [layer.name for layer in profile.layers], key))
 
 
 def in_order(activations: Sequence[Activation]) -> Sequence[Activation]:

@@ -132,8 +132,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     plan = simulated_plan(document, costs)
     result = simulate(plan, costs, how, with_activities=options.trace is not None)
     changes = None
-    if options.active and (options.freeze or options.compress or options.cache):
-        raise UserError("frozen layers and inactive ones are not combined; give --freeze or --active")
+    check_alone(freezes=bool(options.freeze or options.compress or options.cache), activates=bool(options.active))
     if (options.recut or options.compress or options.cache) and not (options.freeze or options.active):
         raise UserError("--recut, --compress and --cache say what happens where layers freeze; give --freeze CLOCK=F")
     if (options.recut or options.compress) and not options.active:
@@ -176,6 +175,16 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
         *active_phase_lines(active, result.samples_per_second),
     )
     return ExitStatus.OK
+
+
+def check_alone(*, freezes: bool, activates: bool) -> None:
+    """Refuse a run whose layers freeze and whose active layers change.
+
+    Raises:
+        UserError: it does both.
+    """
+    if freezes and activates:
+        raise UserError("frozen layers and inactive ones are not combined; give --freeze or --active")
 
 
 def phases_of(

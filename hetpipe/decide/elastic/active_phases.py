@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from hetpipe.decide.elastic.plan_files import basis_of
@@ -11,25 +10,12 @@ from hetpipe.decide.elastic.replanning import activation_cuts
 from hetpipe.decide.planner.active_profile import active_profile
 from hetpipe.decide.simulator.documents import costs_of, simulated_plan, with_cuts
 from hetpipe.decide.simulator.options import SimulationOptions
+from hetpipe.decide.simulator.result import ActivePhase
 from hetpipe.decide.simulator.simulate import simulate
 from hetpipe.values.activation import Activation
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.profile import Profile
-
-
-@dataclass(frozen=True, slots=True)
-class ActivePhase:
-    """The part of a run in which the same layers are active."""
-
-    clock: int
-    """Its first clock."""
-    inactive: tuple[int, ...]
-    """The layers that are left out."""
-    samples_per_second: float
-    """Of all virtual workers, with full pipelines."""
-    cuts: tuple[tuple[int, ...], ...]
-    """Layers of each stage, per virtual worker."""
 
 
 def active_phases(

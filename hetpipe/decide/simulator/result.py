@@ -59,6 +59,20 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivePhase:
+    """The part of a run in which the same layers are active."""
+
+    clock: int
+    """Its first clock."""
+    inactive: tuple[int, ...]
+    """The layers that are left out."""
+    samples_per_second: float
+    """Of all virtual workers, with full pipelines."""
+    cuts: tuple[tuple[int, ...], ...]
+    """Layers of each stage, per virtual worker."""
+
+
+@dataclass(frozen=True, slots=True)
 class SimulationResult:
     """Result of a simulation. Virtual workers are in the order of the plan."""
 
@@ -90,3 +104,5 @@ class SimulationResult:
     """In the order of their ends; only if requested."""
     phases: tuple[Phase, ...] = ()
     """Of a run whose layers freeze at given clocks; the other fields are those of the same run without freezing."""
+    active_phases: tuple[ActivePhase, ...] = ()
+    """Of a run whose active layers change at given clocks; the other fields are those with all layers active."""
