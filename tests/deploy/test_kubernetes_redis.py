@@ -361,12 +361,23 @@ class Replicated:
         role = (f"POD_NAME={name}", f"PRIMARY={self.primary}")
         self._running[name] = started("env", *role, *words, folder=self._folder)
 
-    def end(self, name: str, *, kill: bool = False) -> None:
-        end(self._running.pop(name), kill=kill)
+    def kill(self, name: str) -> None:
+        end(self._running.pop(name), kill=True)
+
+    def terminate(self, name: str) -> None:
+        """By SIGTERM, which Redis refuses while it writes its first append-only file after a full copy."""
+        process = self._running.pop(name)
+
+        def ended() -> bool:
+            process.terminate()
+            return process.poll() is not None
+
+        wait_until(ended, timeout_seconds=20, what=f"end of {name}")
+        process.communicate()
 
     def stop(self) -> None:
         for name in tuple(self._running):
-            self.end(name, kill=True)
+            self.kill(name)
 
     def opened(self) -> Store:
         return open_store(self.url, access=self.access, replicas=self._num_replicas)
@@ -405,8 +416,8 @@ class TestReplicas:
         wait_until(lambda: counts(store, "a"), timeout_seconds=20, what="the replica follows")
         lead = store.acquire_lead(CandidateId("a"), "A", above=Fence(0), lease_seconds=60.0)
 
-        replicated.end("redis-0", kill=True)
-        replicated.end("redis-1")
+        replicated.kill("redis-0")
+        replicated.terminate("redis-1")
         replicated.primary = "redis-1"
         replicated.start("redis-1")
         assert [job.name for job in store.jobs()] == ["a"]
@@ -417,7 +428,7 @@ class TestReplicas:
         wait_until(lambda: counts(store, "b"), timeout_seconds=20, what="the former primary follows")
         store.renew_lead(lead, lease_seconds=60.0)
         store.close()
-        replicated.end("redis-1", kill=True)
+        replicated.kill("redis-1")
         replicated.primary = "redis-0"
         with closing(replicated.opened()) as former:
             assert [job.name for job in former.jobs()] == ["a", "b"]
