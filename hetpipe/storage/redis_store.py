@@ -81,6 +81,9 @@ _LEAD = ("acquire_lead", "release_lead", "renew_lead", "set_counters")
 
 _LEAD_KEYS = (keys.LEADER, keys.FENCE)
 
+#: In the reply of a primary that has fewer replicas than its `min-replicas-to-write`.
+_NO_REPLICAS = "NOREPLICAS"
+
 #: Prefix of the reply of `fenced.lua` to a writer that is no longer the leader.
 _NOT_LEADER = "NOTLEADER"
 
@@ -400,6 +403,7 @@ class RedisStore:
                 answer = self._scripts[script](keys=list(script_keys), args=list(arguments), client=connection)
                 have = cast("int", connection.wait(self._replicas, round(_REPLICA_SECONDS * 1_000)))
         if have < self._replicas:
+            self._leave_primary()
             raise StoreUnavailable(
                 f"a write reached {have} of the {self._replicas} replicas of Redis at {self._target.place} that "
                 f"--store-replicas requires within {_REPLICA_SECONDS} s; restart the replicas, or repair their link"
@@ -415,6 +419,10 @@ class RedisStore:
                 pipeline.hgetall(key_of(entry))
             return list(zip(ids, cast("list[dict[str, str]]", pipeline.execute()), strict=True))
 
+    def _leave_primary(self) -> None:
+        """Another Redis may be the primary by now: let the next command connect, and resolve the name, anew."""
+        self._redis.connection_pool.disconnect()
+
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
@@ -422,9 +430,8 @@ class RedisStore:
         except redis.RedisError as error:
             if str(error).startswith(_NOT_LEADER):
                 raise NotLeader("another coordinator leads now; the write of this one was rejected") from error
-            if isinstance(error, redis.exceptions.ReadOnlyError):
-                # It was the primary once. The next command connects, and resolves the name, anew.
-                self._redis.connection_pool.disconnect()
+            if isinstance(error, redis.exceptions.ReadOnlyError) or _NO_REPLICAS in str(error):
+                self._leave_primary()
             if str(error).startswith(_EXHAUSTED):
                 raise StoreDamaged(_exhausted(self._target, str(error).removeprefix(_EXHAUSTED).strip())) from error
             raise StoreUnavailable(_sentence(self._target, error)) from error

@@ -51,11 +51,15 @@ class Pair:
         """Promote the replica, which lacks everything from here on; nobody is told."""
         self.replica.redis.replicaof("NO", "ONE")
 
+    def move(self) -> None:
+        """Let the address follow a promotion, of which the former primary knows nothing."""
+        self._primary = 1 - self._primary
+        self._follow()
+
     def fail_over(self) -> None:
         """Change the roles, and let the address follow."""
         self.detach()
-        self._primary = 1 - self._primary
-        self._follow()
+        self.move()
         self.attach()
 
     def stop(self) -> None:
@@ -92,6 +96,24 @@ def test_a_failover_loses_no_write_that_counts(pair: Pair) -> None:
         store.renew_lead(lead, lease_seconds=60.0)
     store.renew_lead(lead, lease_seconds=60.0)
     assert store.jobs() == (record(),)
+    store.close()
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_former_primary_is_left_by_who_was_connected_to_it(pair: Pair, refuses: bool) -> None:  # noqa: FBT001
+    """It cannot be reached by who promotes another, and says nothing but that it has no replicas."""
+    store = RedisStore(pair.url, replicas=1)
+    store.create_job(record("before"))
+    pair.detach()
+    pair.move()
+    former = pair.replica
+    former.redis.config_set("min-replicas-to-write", int(refuses))
+    with pytest.raises(StoreUnavailable, match="NOREPLICAS" if refuses else "reached 0 of the 1 replicas"):
+        store.create_job(record("lost"))
+    assert store.jobs() == (record("before"),)
+    pair.attach()
+    store.create_job(record("after"))
+    assert store.jobs() == (record("before"), record("after"))
     store.close()
 
 
