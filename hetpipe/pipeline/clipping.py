@@ -16,6 +16,8 @@ from torch import Tensor
 #: Same value as in `torch.nn.utils.clip_grad_norm_`.
 _TINY = 1e-6
 
+_FLOAT32_BYTES = 4
+
 
 def squared_norms(gradients: Mapping[str, Tensor | None], names: Sequence[str]) -> list[float]:
     """Σ of the squares of each gradient of `names`, in that order, computed in float64; 0 for a missing gradient.
@@ -29,21 +31,35 @@ def squared_norms(gradients: Mapping[str, Tensor | None], names: Sequence[str]) 
 
 
 def layer_squares(gradients: Mapping[str, Tensor | None], layers: Mapping[int, Sequence[str]]) -> dict[int, float]:
-    """Σ of the squares of the gradients of each layer, in float64, parameter by parameter in the order of the chain.
+    """Σ of the squares of the gradients of each layer, parameter by parameter in the order of the chain.
 
-    What is not finite is the largest finite number: an update that overflowed makes no layer look converged.
+    Source: freezing.md §2. Each gradient's sum is computed in its own precision, at least float32: it is computed for
+    every minibatch, and a copy in float64 takes longer than the layer's backward. What is not finite is the largest
+    finite number: an update that overflowed makes no layer look converged. All gradients must be on one device;
+    synchronises with it once.
 
     Args:
         gradients: by parameter name.
         layers: layer → its parameters.
     """
+    sums = [_sum_of_squares(gradients.get(name)) for names in layers.values() for name in names]
+    known = [each.double() for each in sums if each is not None]
+    values = iter(torch.stack(known).tolist() if known else ())
+    squares = iter([0.0 if each is None else next(values) for each in sums])
     found: dict[int, float] = {}
     for layer, names in layers.items():
         total = 0.0
-        for square in squared_norms(gradients, names):
-            total += square
+        for _ in names:
+            total += next(squares)
         found[layer] = total if math.isfinite(total) else sys.float_info.max
     return found
+
+
+def _sum_of_squares(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None:
+        return None
+    values = gradient.float() if gradient.itemsize < _FLOAT32_BYTES else gradient
+    return (values * values).sum()
 
 
 def norm_of(squares: Iterable[float]) -> float:

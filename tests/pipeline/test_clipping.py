@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.pipeline.clipping import clip_factor, norm_of, scaled, squared_norms
+from hetpipe.pipeline.clipping import clip_factor, layer_squares, norm_of, scaled, squared_norms
 
 NAMES = ("a", "b", "c")
 
@@ -16,6 +17,14 @@ NAMES = ("a", "b", "c")
 def gradients() -> dict[str, Tensor | None]:
     """Not in the order of the chain."""
     return {"c": torch.tensor([[3.0, 4.0]]), "b": None, "a": torch.tensor([2.0, -2.0, 1.0])}
+
+
+def test_squares_of_layers_are_sums_over_their_parameters() -> None:
+    found = {"a": torch.tensor([3.0]), "c": torch.tensor([[4.0, 1.0]], dtype=torch.float64), "h": torch.ones(2).half()}
+    assert layer_squares(found, {0: ("a", "b"), 2: ("c", "a"), 3: ()}) == {0: 9.0, 2: 26.0, 3: 0.0}
+    assert layer_squares({"h": found["h"] * 60000}, {1: ("h",)}) == {1: 2 * float(torch.tensor(6e4).half()) ** 2}
+    largest = layer_squares({"a": torch.tensor([1e30]), "b": torch.tensor([float("nan")])}, {0: ("a",), 1: ("b",)})
+    assert largest == dict.fromkeys((0, 1), sys.float_info.max)
 
 
 def test_squared_norms_come_in_the_order_of_the_names() -> None:

@@ -261,7 +261,7 @@ class ReferenceWorker:
             total = 0.0
             for name in names:
                 gradient = gradients[name]
-                total += 0.0 if gradient is None else float(gradient.double().square().sum())
+                total += 0.0 if gradient is None else float((gradient * gradient).sum())
             if names:
                 found[int(layer.index)] = total
         return found
