@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_at_once_and_the_first_cause_stays_the_last_line(
     assert outcome.stderr.strip().splitlines()[-1] == f"error: {error}"
     assert error.startswith("stage ")
     assert re.search(
-        rf"; first cause: (the disk at {disk.run_dir}|the checkpoint at clock|parameter server 0 cannot keep)", error
+        rf"; first cause: (the disk at {disk.run_dir}|the checkpoint at clock|parameter server 0 cannot persist)", error
     ), error
     assert "; resume with: hetpipe train --resume" in error
     met = {condition["kind"] for condition in outcome.result["conditions"]}
