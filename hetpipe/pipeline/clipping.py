@@ -18,6 +18,9 @@ _TINY = 1e-6
 
 _FLOAT32_BYTES = 4
 
+#: Elements of a product in float32, which is off by 10⁻⁵ for so many; those of larger gradients are added in float64.
+_DOT_ELEMENTS = 1 << 20
+
 
 def squared_norms(gradients: Mapping[str, Tensor | None], names: Sequence[str]) -> list[float]:
     """Σ of the squares of each gradient of `names`, in that order, computed in float64; 0 for a missing gradient.
@@ -58,8 +61,9 @@ def layer_squares(gradients: Mapping[str, Tensor | None], layers: Mapping[int, S
 def _sum_of_squares(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
-    values = gradient.float() if gradient.itemsize < _FLOAT32_BYTES else gradient
-    return (values * values).sum()
+    flat = (gradient.float() if gradient.itemsize < _FLOAT32_BYTES else gradient).reshape(-1)
+    parts = [torch.dot(part, part).double() for part in flat.split(_DOT_ELEMENTS)]
+    return torch.stack(parts).sum()
 
 
 def norm_of(squares: Iterable[float]) -> float:

@@ -23,6 +23,8 @@ def test_squares_of_layers_are_sums_over_their_parameters() -> None:
     found = {"a": torch.tensor([3.0]), "c": torch.tensor([[4.0, 1.0]], dtype=torch.float64), "h": torch.ones(2).half()}
     assert layer_squares(found, {0: ("a", "b"), 2: ("c", "a"), 3: ()}) == {0: 9.0, 2: 26.0, 3: 0.0}
     assert layer_squares({"h": found["h"] * 60000}, {1: ("h",)}) == {1: 2 * float(torch.tensor(6e4).half()) ** 2}
+    assert layer_squares({"a": torch.ones(3, 1 << 20)}, {0: ("a",)}) == {0: 3.0 * (1 << 20)}
+    assert layer_squares({"a": torch.ones(0)}, {0: ("a",)}) == {0: 0.0}
     largest = layer_squares({"a": torch.tensor([1e30]), "b": torch.tensor([float("nan")])}, {0: ("a",), 1: ("b",)})
     assert largest == dict.fromkeys((0, 1), sys.float_info.max)
 
