@@ -112,8 +112,9 @@ def test_a_script_moves_layers_between_devices_that_play_others(tmp_path: Path) 
     )
     outcome = train.finish(120.0)
     assert outcome.returncode == 0, outcome.stderr
-    (cut,) = read_cuts(train.run_dir)
-    assert (cut.clock, cut.vw, cut.stages, cut.by) == (4, 1, (4, 1), "script")
+    cut, memory = read_cuts(train.run_dir)
+    assert (cut.do, cut.clock, cut.vw, cut.stages, cut.by) == ("move", 4, 1, (4, 1), "script")
+    assert (memory.do, memory.clock, memory.vw, memory.policies) == ("memory", 9, 1, "layers 4: recompute")
     assert cut.measured_gain is not None
     assert cut.measured_gain > 1.0, "480 ms before, 160 ms since"
     own = [one for one in waves_by_worker(train.run_dir)[1] if one.wave.wave >= 5]
