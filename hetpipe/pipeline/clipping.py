@@ -62,7 +62,7 @@ def _sum_of_squares(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
     flat = (gradient.float() if gradient.itemsize < _FLOAT32_BYTES else gradient).reshape(-1)
-    parts = [torch.dot(part, part).double() for part in flat.split(_DOT_ELEMENTS)]
+    parts = [torch.dot(part, part).double() for part in torch.split(flat, _DOT_ELEMENTS)]
     return torch.stack(parts).sum()
 
 
