@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from hetpipe.certs.authority import new_key, request_for
 from hetpipe.checkpoint.layout import shard_file, stage_file
-from hetpipe.errors import DeadlineExceeded, HetpipeError, PermissionDenied
+from hetpipe.errors import Busy, DeadlineExceeded, HetpipeError, PermissionDenied
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.proto.v2 import coordinator_pb2 as pb
 from hetpipe.proto.v2 import values_pb2 as values_pb
@@ -472,7 +472,8 @@ def assert_refused_or_unchanged(world: World, call: str, role: Role) -> None:
         cell = f"{role} × {call} × {path}"
         if role not in ACCESS[call]:
             before = world.others(caller)
-            assert isinstance(world.call(caller, call, REQUESTS[call]()), PermissionDenied), cell
+            # Or, on a slow machine, since it was refused too often within a second.
+            assert isinstance(world.call(caller, call, REQUESTS[call]()), PermissionDenied | Busy), cell
             assert world.others(caller) == before, cell
             continue
         outcome = outcomes[role]
