@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,10 +27,7 @@ def squared_norms(gradients: Mapping[str, Tensor | None], names: Sequence[str]) 
 
     All gradients must be on one device; synchronises with it once.
     """
-    found = [gradients.get(name) for name in names]
-    sums = [gradient.double().square().sum() for gradient in found if gradient is not None]
-    values = iter(torch.stack(sums).tolist() if sums else ())
-    return [0.0 if gradient is None else next(values) for gradient in found]
+    return _read(gradients, names, lambda gradient: gradient.double().square().sum())
 
 
 def layer_squares(gradients: Mapping[str, Tensor | None], layers: Mapping[int, Sequence[str]]) -> dict[int, float]:
@@ -45,10 +42,7 @@ def layer_squares(gradients: Mapping[str, Tensor | None], layers: Mapping[int, S
         gradients: by parameter name.
         layers: layer → its parameters.
     """
-    sums = [_sum_of_squares(gradients.get(name)) for names in layers.values() for name in names]
-    known = [each.double() for each in sums if each is not None]
-    values = iter(torch.stack(known).tolist() if known else ())
-    squares = iter([0.0 if each is None else next(values) for each in sums])
+    squares = iter(_read(gradients, [name for names in layers.values() for name in names], _sum_of_squares))
     found: dict[int, float] = {}
     for layer, names in layers.items():
         total = 0.0
@@ -58,9 +52,17 @@ def layer_squares(gradients: Mapping[str, Tensor | None], layers: Mapping[int, S
     return found
 
 
-def _sum_of_squares(gradient: Tensor | None) -> Tensor | None:
-    if gradient is None:
-        return None
+def _read(
+    gradients: Mapping[str, Tensor | None], names: Sequence[str], square: Callable[[Tensor], Tensor]
+) -> list[float]:
+    """`square` of each gradient of `names`, all read from the device at once; 0 for a missing one."""
+    found = [gradients.get(name) for name in names]
+    sums = [square(gradient) for gradient in found if gradient is not None]
+    values = iter(torch.stack(sums).tolist() if sums else ())
+    return [0.0 if gradient is None else next(values) for gradient in found]
+
+
+def _sum_of_squares(gradient: Tensor) -> Tensor:
     flat = (gradient.float() if gradient.itemsize < _FLOAT32_BYTES else gradient).reshape(-1)
     parts = [torch.dot(part, part).double() for part in torch.split(flat, _DOT_ELEMENTS)]
     return torch.stack(parts).sum()
