@@ -125,7 +125,7 @@ def loss_of(brief: Brief) -> float | None:
 
 
 def _trained_loss(snapshot: RunSnapshot) -> float | None:
-    """`loss_of`; of a run that ended without a result, that of the last wave of each virtual worker, from its curves."""
+    """`loss_of`; of a run that ended without a result, the mean over the last waves of its virtual workers."""
     loss = loss_of(snapshot.brief)
     if loss is not None or not is_over(snapshot.brief):
         return loss
