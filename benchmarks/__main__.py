@@ -21,6 +21,7 @@ from benchmarks import (
     compression,
     data,
     frozen_cache,
+    frozen_norms,
     gpu,
     headline,
     host_memory,
@@ -254,7 +255,13 @@ def _balance(_: int) -> Mapping[str, Any]:
 
 def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     figures = frozen_cache.measure(rounds)
-    _say("(v) frozen layers, cached where it pays, and decisions without any", figures)
+    _say("(v) frozen layers, cached where it pays", figures)
+    return {name: found["ratio"] for name, found in figures.items()}
+
+
+def _frozen_norms(rounds: int) -> Mapping[str, Any]:
+    figures = frozen_norms.measure(rounds)
+    _say("(v) norms that decide, and never freeze a layer", figures)
     return {name: found["ratio"] for name, found in figures.items()}
 
 
@@ -322,6 +329,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "moves": _moves,
     "balance": _balance,
     "frozen-cache": _frozen_cache,
+    "frozen-norms": _frozen_norms,
     "headline": _headline,
     "thousand": _thousand,
     "transformer": _transformer,
