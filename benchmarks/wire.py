@@ -77,6 +77,7 @@ SOCKET_READ_BYTES = 4 * 1024 * 1024
 #: Over what: the ends of the names of figures.
 GRPC, MEMORY = "", ", shared memory"
 ROUNDED = ", bfloat16"
+PASSES = ", with passes"
 UNDER_TLS = ", TLS"
 #: Waves that the emulated virtual workers may commit; more than any run needs.
 _PLENTY = 1_000_000
@@ -105,6 +106,7 @@ def serve_shard(pipe: Connection, certificates: Path | None) -> None:
 
 def serve_socket(pipe: Connection, certificates: Path | None) -> None:
     """The raw peer: per connection, takes bytes into a buffer of their size, or sends them. With the bare server."""
+    keep_freed_memory(one_heap=False)  # as a shard
     listener = socket.create_server(("127.0.0.1", 0))
     _bare, address = serve_bare(8, _tls(certificates))
     pipe.send((listener.getsockname()[1], address))
@@ -292,13 +294,23 @@ class Bench:
 
         return self._side_by_side(work)
 
-    def bare_push(self) -> float:
-        """The bytes through gRPC alone into the raw peer's memory."""
-        return self._side_by_side(lambda index: self._bare[index].push(self._lanes[index].buffer.memory()))
+    def bare_pushes(self) -> dict[str, float]:
+        """The bytes through gRPC alone into the raw peer's memory; and checked and added there."""
+        return {
+            "bare push": self._side_by_side(lambda index: self._bare[index].push(self._lanes[index].buffer.memory())),
+            f"bare push{PASSES}": self._side_by_side(
+                lambda index: self._bare[index].push_with_passes(self._lanes[index].buffer)
+            ),
+        }
 
-    def bare_pull(self) -> float:
-        """The bytes through gRPC alone into this process's memory."""
-        return self._side_by_side(lambda index: self._bare[index].pull(self._lanes[index].buffer.memory()))
+    def bare_pulls(self) -> dict[str, float]:
+        """The bytes through gRPC alone into this process's memory; and checked here."""
+        return {
+            "bare pull": self._side_by_side(lambda index: self._bare[index].pull(self._lanes[index].buffer.memory())),
+            f"bare pull{PASSES}": self._side_by_side(
+                lambda index: self._bare[index].pull_with_passes(self._lanes[index].buffer)
+            ),
+        }
 
     def push(self, over: str, *, rounded: bool = False) -> dict[str, float]:
         """A whole wave over gRPC or memory: staged, then committed and applied until the clock is published.
@@ -355,12 +367,12 @@ def measure(rounds: int, num_streams: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {}
     with closing(Bench(num_streams)) as bench, closing(Bench(num_streams, under_tls=True)) as secured:
         for number in range(rounds + 1):
-            found = {"raw push": bench.raw_push(), "transport": bench.transport(), "bare push": bench.bare_push()}
-            found |= {**bench.push(GRPC), **bench.push(GRPC, rounded=True)}
-            found |= _under_tls({"bare push": secured.bare_push(), **secured.push(GRPC)})
-            found |= {**bench.push(MEMORY), "minimal push": bench.minimal_push()}
-            found |= {"raw pull": bench.raw_pull(), "bare pull": bench.bare_pull(), "pull": bench.pull(GRPC)}
-            found |= _under_tls({"bare pull": secured.bare_pull(), "pull": secured.pull(GRPC)})
+            found = {"raw push": bench.raw_push(), "transport": bench.transport()}
+            found |= bench.bare_pushes() | bench.push(GRPC) | bench.push(GRPC, rounded=True)
+            found |= _under_tls(secured.bare_pushes() | secured.push(GRPC))
+            found |= bench.push(MEMORY) | {"minimal push": bench.minimal_push()}
+            found |= {"raw pull": bench.raw_pull(), **bench.bare_pulls(), "pull": bench.pull(GRPC)}
+            found |= _under_tls(secured.bare_pulls() | {"pull": secured.pull(GRPC)})
             found |= {f"pull{MEMORY}": bench.pull(MEMORY), "minimal pull": bench.minimal_pull()}
             if number:
                 for name, value in found.items():
@@ -392,12 +404,18 @@ def ratios(seconds: dict[str, list[float]], raw: dict[str, list[float]]) -> dict
     }
 
 
-def of_bare(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Speed over gRPC relative to the bare stream, both with or both without TLS."""
-    found = {"transport": _relative(seconds, "transport", seconds["bare push"])}
-    for name, to in {"push: staged and checked": "bare push", "push: whole": "bare push", "pull": "bare pull"}.items():
+def of_bare(seconds: dict[str, list[float]], passes: str = "") -> dict[str, float]:
+    """Speed over gRPC relative to the bare stream, both with or both without TLS; `passes` may be `PASSES`."""
+    found = {}
+    for name, to in {
+        "transport": "push",
+        "push: staged and checked": "push",
+        "push: whole": "push",
+        "pull": "pull",
+    }.items():
         for how in ("", UNDER_TLS):
-            found[f"{name}{how}"] = _relative(seconds, f"{name}{how}", seconds[f"{to}{how}"])
+            if f"{name}{how}" in seconds:
+                found[f"{name}{how}"] = _relative(seconds, f"{name}{how}", seconds[f"bare {to}{passes}{how}"])
     return found
 
 
@@ -416,5 +434,6 @@ if __name__ == "__main__":
         rates = {name: round(TOTAL_BYTES / statistics.median(v) / 1e9, 2) for name, v in found.items()}
         against = {"one raw socket": ratios(found, one), f"{streams} raw sockets": ratios(found, found)}
         against["a bare gRPC stream"] = of_bare(found)
+        against["a bare gRPC stream with the same passes"] = of_bare(found, PASSES)
         against["the minimal program"] = of_minimal(found)
         sys.stdout.write(json.dumps({"streams": streams, "GB/s": rates, "relative to": against}, indent=1) + "\n")
