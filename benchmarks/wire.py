@@ -33,7 +33,7 @@ from hetpipe.decide.sync.segment import first_progress
 from hetpipe.observe.history import NullHistory
 from hetpipe.server.shard.chunks import ChunkReceiver, RunMap, chunks
 from hetpipe.server.shard.server import ShardServer
-from hetpipe.values.identity import NamedPeer, Role, server_name
+from hetpipe.values.identity import NamedPeer, Peer, Role, server_name
 from hetpipe.values.ids import (
     Clock,
     Incarnation,
@@ -164,8 +164,9 @@ class Bench:
         owns: list[Path | None] = [None] * (1 + num_streams)
         if under_tls:
             folder = Path(self._resources.enter_context(tempfile.TemporaryDirectory()))
-            peers = [NamedPeer(Role.PARAMETER_SERVER, "0"), NamedPeer(Role.COORDINATOR, "0"), *(s.peer for s in stages)]
-            server, *owns = certify(folder, peers)
+            services: list[Peer] = [NamedPeer(Role.PARAMETER_SERVER, "0"), NamedPeer(Role.COORDINATOR, "0")]
+            server, *others = certify(folder, [*services, *(stage.peer for stage in stages)])
+            owns = list(others)
         coordinator, *clients = map(_tls, owns)
         self._pipe, theirs = context.Pipe()
         self._shard_process = context.Process(target=serve_shard, args=(theirs, server), daemon=True)
