@@ -81,7 +81,11 @@ def _wire(rounds: int) -> Mapping[str, Any]:
     _say("    relative to raw sockets", ratios)
     minimal = {f"{n} streams / minimal program": wire.of_minimal(found) for n, found in ((1, one), (4, four))}
     _say("    over shared memory, relative to a minimal program of the same passes", minimal)
-    bare = {f"{n} streams / bare gRPC": wire.of_bare(found) for n, found in ((1, one), (4, four))}
+    bare = {
+        f"{n} streams / bare gRPC{passes}": wire.of_bare(found, passes)
+        for n, found in ((1, one), (4, four))
+        for passes in ("", wire.PASSES)
+    }
     _say("    over gRPC, relative to a bare stream", bare)
     return {**ratios, **minimal, **bare}
 
