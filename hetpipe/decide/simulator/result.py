@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import ActivePhase
 
 
 class ActivityKind(Enum):
@@ -56,20 +57,6 @@ class Phase:
     seconds: float
     stages: tuple[int, ...]
     """Of each virtual worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActivePhase:
-    """The part of a run in which the same layers are active."""
-
-    clock: int
-    """Its first clock."""
-    inactive: tuple[int, ...]
-    """The layers that are left out."""
-    samples_per_second: float
-    """Of all virtual workers, with full pipelines."""
-    cuts: tuple[tuple[int, ...], ...]
-    """Layers of each stage, per virtual worker."""
 
 
 @dataclass(frozen=True, slots=True)
