@@ -41,7 +41,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     output.answer(
         {"folder": str(out), "files": list(_MANIFESTS)},
         f"wrote {shown}: {', '.join(_MANIFESTS)}",
-        f"Kubernetes: kubectl kustomize {shown}/k8s/overlays/cpu-demo shows the demo, {shown}/k8s/chart is the Helm chart",
+        f"Kubernetes: kubectl kustomize {shown}/k8s/overlays/cpu-demo shows the demo; Helm: {shown}/k8s/chart",
         f"Docker:     docker compose --file {shown}/docker-compose.yml config",
     )
     return ExitStatus.OK
