@@ -107,8 +107,8 @@ class DirectWeights:
             minibatches = range(first, last + 1 + self._shift)
             raise NonFiniteUpdate.in_parameter(name, quantity="update", minibatches=minibatches)
 
-    def lend(self, p: Minibatch) -> dict[str, Tensor]:
-        """Copies of the weights of `p`, which the next version of the plan computes."""
+    def lend(self, p: Minibatch, clock: Clock, published: FlatBuffer | None) -> dict[str, Tensor]:
+        """Copies of the weights of `p`, which the next version of the plan computes; nothing is published here."""
         through = self._table.forward_through(p, start=self._start)
         return {name: view.clone() for name, view in self._buffer(through).views.items()}
 
