@@ -4,7 +4,7 @@ h is the last minibatch of the wave before the move. All of p ≤ h, forward, ba
 version of the stage, all of p > h by the new one. For a while both exist:
 
 old   … lends the weights of p > h that its updates end in … F(h) … B(h), step, push ─► hands the state over
-new                         F(h + 1) … on lent weights ───────────────────────────► takes over ─► B(h + 1), step, …
+new                         F(h + 1) … B(h + 1) … on lent weights ────────────────► takes over ─► step, …
 
 Weights are lent as soon as the updates in them are made: mostly before F(h), which the stage behind computes later than
 the one before could begin with h + 1.
@@ -19,6 +19,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -45,6 +46,9 @@ _CONSTANTS, _BUFFERS, _STATE = 0, 1, 2
 
 #: Tensor bytes of a frame with constants: frames of minibatches that wait behind one are late by little.
 _PART_BYTES = 4 << 20
+
+#: Gradients that wait for the state of the version before, one beside that of B and one of a minibatch's weights.
+_HELD_WITH_ANCHOR = 3
 
 #: What a stage asks the loop for: the clock of a minibatch, once its weights are here; these, if they are not in use.
 LentOn = Callable[[Minibatch], tuple[Clock, FlatBuffer | None] | None]
@@ -117,6 +121,10 @@ class LiveMove:
     def _through(self, p: int) -> Minibatch:
         """The newest own update in the weights of the forward of `p`."""
         return self._old.versions.forward_through(p, start=self._start)
+
+    def _alike(self, p: Minibatch) -> range:
+        """The minibatches from `p` on with its weights: they see the same updates, and no clock changes in between."""
+        return range(p, next(q for q in count(p + 1) if q == self.first_own or self._through(q) > self._through(p)))
 
     @property
     def _has_constants(self) -> bool:
@@ -197,8 +205,13 @@ class LiveMove:
         )
 
     def may_backward(self, p: Minibatch) -> bool:
-        """Whether the gradient of `p` may be computed: its update needs the optimizer's state."""
-        return p <= self.last or self.is_complete or not self.changes_layers
+        """Whether the gradient of `p` may be computed.
+
+        Its update waits for the optimizer's state, and so do few gradients: as many as take the memory of what is not
+        here yet, beside the one that a stage always has.
+        """
+        held = _HELD_WITH_ANCHOR if self._old.has_shards else 1
+        return p <= self.last + held or self.is_complete or not self.changes_layers
 
     @property
     def awaited(self) -> str:
@@ -357,21 +370,22 @@ class LiveMove:
         for is_previous, layers in self._lost.items():
             self._send(is_previous, _STATE + p - self.last, self._of_layers(layers, {0: weights}, prefixes=False))
         self._lent[p] = weights
-        self._to_lend += 1
+        self._to_lend = self._alike(p).stop
         return True
 
     @torch.no_grad()
     def _borrow(self) -> bool:
-        """Take the weights of the next minibatch from all that have some."""
+        """Take the weights of the next minibatch, and of those that have the same, from all that have some."""
         p = Minibatch(self._to_borrow)
         received = self._received(_STATE + p - self.last) if p < self._to_lend else None
         if received is None:
             return False
         assert self.new is not None, "it is built before the last forward of the old version"
         others = {name: tensor for state in received.values() for name, tensor in state.weights.items()}
-        self.new.weights.borrow(p, self._lent.pop(p) | others)
+        together = self._alike(p)
+        self.new.weights.borrow(together, self._lent.pop(p) | others)
         self._forget(_STATE + p - self.last)
-        self._to_borrow += 1
+        self._to_borrow = together.stop
         return True
 
     def _hand_over(self, at: Moment) -> bool:

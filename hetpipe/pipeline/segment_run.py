@@ -233,7 +233,8 @@ class SegmentRun:
                 (self._inbox.from_upstream, FrameKind.NORM),
             ):
                 for arrived in queue:
-                    if arrived.frame.kind is kind and arrived.frame.minibatch <= self._backwarded:
+                    p = arrived.frame.minibatch
+                    if arrived.frame.kind is kind and p <= self._backwarded and not self._stage_of(p).updates.is_held:
                         queue.remove(arrived)
                         return arrived.frame
             return None
@@ -376,6 +377,8 @@ class SegmentRun:
             self._prepared = (self._prepared[0], (), None)
             assert move.new is not None, "just built"
             updates = Updates(move.new, self._tally, self._updated, move.last)
+            if move.changes_layers:
+                updates.hold()
             self._newest = _Stage(move.new, updates)
             return True
         at = Moment(self._forwarded, self._backwarded, self._oldest.updates.through, self._closed)
@@ -386,6 +389,8 @@ class SegmentRun:
             if move.changes_layers:
                 with self._inbox.condition:
                     self._clocks.forget_requests()
+                self._newest.updates.release()
+                self._finish_last_wave()
             # Before anything else is computed: weights that the next version needs are not fetched for this one.
             self._find_move()
         return has_done

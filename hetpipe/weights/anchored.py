@@ -186,9 +186,12 @@ class AnchoredWeights:
         self._start, self._closed = start, Wave(through // self._n)
         self._forwarded = self._backwarded = through
 
-    def borrow(self, p: Minibatch, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of `p` from the version before."""
-        self._borrowed[p] = self._pool.take().fill_(weights)
+    def borrow(self, minibatches: range, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of some minibatches from the version before; each of them has a holder."""
+        buffer = self._pool.take().fill_(weights)
+        self._borrowed |= dict.fromkeys(minibatches, buffer)
+        for _ in minibatches[1:]:
+            self._pool.hold(buffer)
 
     def hand_over(self) -> Succession:
         """After the last wave of this version: its anchor, and the own waves that others are built from."""

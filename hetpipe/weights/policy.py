@@ -137,8 +137,8 @@ class StageWeights(Protocol):
         """Begin inside the segment from `start`, after minibatch `through`, the last of a wave."""
         ...
 
-    def borrow(self, p: Minibatch, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of `p` from the version before; those of the layers of this stage are copied."""
+    def borrow(self, minibatches: range, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of some minibatches from the version before; those of this stage's layers are copied."""
         ...
 
     def hand_over(self) -> Succession:

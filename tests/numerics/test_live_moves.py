@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hetpipe.pipeline import tally
-from hetpipe.pipeline.live_move import LiveMove
+from hetpipe.pipeline.live_move import LiveMove, Moment
 from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.server.agent import stage_assembly
 from hetpipe.server.decisions_file import read_decisions
@@ -215,6 +215,41 @@ def test_the_first_stage_gets_layers_before_the_later_one_has_computed_the_last_
     assert announced(tmp_path) == [(2, 0, [0, 3, 5])]
     if what.deterministic or not what.has_shards:
         assert_same_bits(trained(tmp_path), run_reference(what.reference()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_norm": 0.5},
+        pytest.param({"weights": "double_buffer"}, marks=pytest.mark.exhaustive),
+        pytest.param({"kind": "none", "weights": "vertical", "workers": 1}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_later_stage_computes_gradients_before_it_has_the_optimizers_state(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stage keeps the state until the last one has begun the backward of h + 1."""
+    h, begun = 8, threading.Event()
+    backward, hand_over = SegmentRun._backward, LiveMove._hand_over
+
+    def told(stage: SegmentRun, p: Minibatch) -> None:
+        identity = stage._parts.identity
+        if identity.vw == 0 and identity.is_last and p == h + 1:
+            begun.set()
+        backward(stage, p)
+
+    def held(move: LiveMove, at: Moment) -> bool:
+        identity = move._old.identity
+        is_due = identity.vw or not identity.is_first or begun.is_set()
+        return hand_over(move, at) if is_due else False
+
+    monkeypatch.setattr(SegmentRun, "_backward", told)
+    monkeypatch.setattr(LiveMove, "_hand_over", held)
+    what = replace(Case(wave=4, stages=[[2, 3]] * 2, minibatches=32, live=((h + 1, 0, (1, 4)),)), **changes)
+    what = replace(what, stages=[[2, 3]] * what.workers, minibatches=16 * what.workers)
+    run(what, tmp_path)
+    assert announced(tmp_path) == [(2, 0, [0, 1, 5])]
+    assert_same_bits(trained(tmp_path), run_reference(what.reference()))
 
 
 class Operator:
