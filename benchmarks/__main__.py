@@ -21,6 +21,7 @@ from benchmarks import (
     compression,
     data,
     frozen_cache,
+    frozen_norms,
     gpu,
     headline,
     host_memory,
@@ -80,7 +81,11 @@ def _wire(rounds: int) -> Mapping[str, Any]:
     _say("    relative to raw sockets", ratios)
     minimal = {f"{n} streams / minimal program": wire.of_minimal(found) for n, found in ((1, one), (4, four))}
     _say("    over shared memory, relative to a minimal program of the same passes", minimal)
-    bare = {f"{n} streams / bare gRPC": wire.of_bare(found) for n, found in ((1, one), (4, four))}
+    bare = {
+        f"{n} streams / bare gRPC{passes}": wire.of_bare(found, passes)
+        for n, found in ((1, one), (4, four))
+        for passes in ("", wire.PASSES)
+    }
     _say("    over gRPC, relative to a bare stream", bare)
     return {**ratios, **minimal, **bare}
 
@@ -254,7 +259,13 @@ def _balance(_: int) -> Mapping[str, Any]:
 
 def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     figures = frozen_cache.measure(rounds)
-    _say("(v) frozen layers, cached where it pays, and decisions without any", figures)
+    _say("(v) frozen layers, cached where it pays", figures)
+    return {name: found["ratio"] for name, found in figures.items()}
+
+
+def _frozen_norms(rounds: int) -> Mapping[str, Any]:
+    figures = frozen_norms.measure(rounds)
+    _say("(v) norms that decide, and never freeze a layer", figures)
     return {name: found["ratio"] for name, found in figures.items()}
 
 
@@ -322,6 +333,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "moves": _moves,
     "balance": _balance,
     "frozen-cache": _frozen_cache,
+    "frozen-norms": _frozen_norms,
     "headline": _headline,
     "thousand": _thousand,
     "transformer": _transformer,
