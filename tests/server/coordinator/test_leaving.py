@@ -516,7 +516,7 @@ class TestScript:
         driver.wait(6.0)
         ended = driver.ended()
         assert ended.sentence.startswith(
-            "no virtual worker is left that trains at clock 3; stage 0 of virtual worker 0 (pid 1000 on n0.host)"
+            "no virtual worker is left that trains at clock 3; stage 1 of virtual worker 0 (pid 1001 on n0.host)"
         )
         assert ended.state is JobState.FAILED
 
