@@ -529,7 +529,7 @@ class TestScript:
         assert driver.machine.state is JobState.RUNNING
         driver.wait(2.0)
         assert driver.ended().sentence.startswith(
-            "no virtual worker is left, and agent n0 did not return within 10 s; agent n0 stopped answering"
+            "no virtual worker is left, and agent n0 did not return within 10 s; agent n0 left the cluster"
         )
 
     def test_one_whose_agent_is_away_is_awaited_for_a_while(self) -> None:
