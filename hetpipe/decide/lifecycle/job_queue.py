@@ -1,8 +1,8 @@
 """The queue of jobs that wait for devices and parameter servers. Pure.
 
-By priority (job key `priority`), and of the same priority first in, first out: no job overtakes one before it, not even
-a smaller one that would fit. There is one exception: a job that needs more than all registered members offer does not block others, as it is unknown whether further members
-will register. It keeps its position.
+By priority (job key `priority`), and within a priority first in, first out: no job overtakes one before it, not even a
+smaller one that would fit. There is one exception: a job that needs more than all registered members offer does not
+block others, as it is unknown whether further members will register. It keeps its position.
 """
 
 from __future__ import annotations
