@@ -28,7 +28,7 @@ from benchmarks.sizes import sized
 
 ROOT = Path(__file__).resolve().parents[1]
 _BATCH = 32
-NUM_BATCHES = sized(40, 4)
+_BATCHES = sized(40, 4)
 _EPOCHS = sized(6, 3)
 _NUM_FROZEN = 8
 #: Width of the trunk.
@@ -41,7 +41,7 @@ class Samples(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, width: int) -> None:
         generator = torch.Generator().manual_seed(1)
-        self._inputs = torch.randn(_BATCH * NUM_BATCHES, width, generator=generator)
+        self._inputs = torch.randn(_BATCH * _BATCHES, width, generator=generator)
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -78,8 +78,7 @@ CONTESTS: Mapping[str, Contest] = {
 }
 
 
-def job_of(width: int, freeze: Mapping[str, Any], contest: Contest) -> dict[str, Any]:
-    """The job of a trunk of this width."""
+def _job(width: int, freeze: Mapping[str, Any], contest: Contest) -> dict[str, Any]:
     arguments = {"args": {"width": width}}
     return {
         "name": "frozen-cache",
@@ -95,11 +94,23 @@ def job_of(width: int, freeze: Mapping[str, Any], contest: Contest) -> dict[str,
     }
 
 
-def train(width: int, freeze: Mapping[str, Any], contest: Contest) -> tuple[float, int]:
-    """Samples per second after the first pass, and the minibatches read from the cache."""
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run."""
+
+    speed: float
+    """Samples per second after the first pass."""
+    median_speed: float
+    """Samples per second of the median pass after the first, from the last step of the pass before it."""
+    reads: int
+    """Minibatches read from the cache."""
+
+
+def train(width: int, freeze: Mapping[str, Any], contest: Contest) -> Figures:
+    """Train the job once."""
     with tempfile.TemporaryDirectory(prefix="hetpipe-bench-") as name:
         folder = Path(name)
-        (folder / "job.yaml").write_text(yaml.safe_dump(job_of(width, freeze, contest)))
+        (folder / "job.yaml").write_text(yaml.safe_dump(_job(width, freeze, contest)))
         run_dir = folder / "run"
         program = str(Path(sys.executable).with_name("hetpipe"))
         command = [program, "train", str(folder / "job.yaml"), "--json", "--run-dir", str(run_dir)]
@@ -114,21 +125,35 @@ def train(width: int, freeze: Mapping[str, Any], contest: Contest) -> tuple[floa
         lines = map(json.loads, (run_dir / "history" / "vw-0-stage-1.jsonl").read_text().splitlines())
         steps = [line["t"] for line in lines if line["event"] == "step"]
         result = json.loads((run_dir / "result.json").read_text())
-    later = steps[NUM_BATCHES:]
-    return _BATCH * (len(later) - 1) / (later[-1] - later[0]), result["cache"]["reads"] if freeze else 0
+    later, ends = steps[_BATCHES:], steps[_BATCHES - 1 :: _BATCHES]
+    passes = [after - before for before, after in itertools.pairwise(ends)]
+    return Figures(
+        _BATCH * (len(later) - 1) / (later[-1] - later[0]),
+        _BATCH * _BATCHES / statistics.median(passes),
+        result["cache"]["reads"] if freeze else 0,
+    )
 
 
 def measure(rounds: int) -> dict[str, Any]:
     """Ratios of the speeds of each contest and trunk, their mean's 95 % interval, and how much was read."""
     found: dict[str, Any] = {}
     for (name, contest), (trunk, width) in itertools.product(CONTESTS.items(), WIDTHS.items()):
-        ratios, reads = [], 0
-        for number in range(rounds):
-            turns = (contest.freeze, contest.baseline)[:: 1 if number % 2 == 0 else -1]
-            runs = [train(width, freeze, contest) for freeze in turns][:: 1 if number % 2 == 0 else -1]
-            ratios.append(runs[0][0] / runs[1][0])
-            reads = runs[0][1]
-        found[name.format(trunk)] = {**summary(ratios), "minibatches read": reads}
+        pairs = pairs_of(width, contest, rounds)
+        figures = summary([one.speed / other.speed for one, other in pairs])
+        found[name.format(trunk)] = {**figures, "minibatches read": pairs[-1][0].reads}
+    return found
+
+
+def pairs_of(width: int, contest: Contest, rounds: int) -> list[tuple[Figures, Figures]]:
+    """Figures of both jobs, as often as there are rounds, in an order that changes from pair to pair."""
+    found = []
+    for number in range(rounds):
+        if number % 2 == 0:
+            one = train(width, contest.freeze, contest)
+            found.append((one, train(width, contest.baseline, contest)))
+        else:
+            other = train(width, contest.baseline, contest)
+            found.append((train(width, contest.freeze, contest), other))
     return found
 
 
