@@ -144,8 +144,13 @@ class ServerThreads:
         elif self._num_threads < self.max_threads:
             self._is_starting = True
             self._num_threads += 1
-            name = f"{POOL_THREADS}_{self._num_threads}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+            thread = threading.Thread(target=self._work, name=f"{POOL_THREADS}_{self._num_threads}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more threads: one that works takes the task
+                self._is_starting = False
+                self._num_threads -= 1
+                _log.warning("no_thread", num_threads=self._num_threads)
 
     def _work(self) -> None:
         _name_thread()
