@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,10 +23,9 @@ from typing import Any
 import torch
 
 from benchmarks.bare import BareStream, serve_bare
+from benchmarks.certificates import certify
 from benchmarks.sizes import sized
 from benchmarks.stages import use_one_thread
-from hetpipe.certs.authority import Authority, key_to_pem, new_key
-from hetpipe.certs.files import CA_FILE, CERT_FILE, KEY_FILE
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.link.catalogue import LinkNetwork, call, listen
 from hetpipe.link.cut import Cut
@@ -92,18 +91,6 @@ def _stage(index: int) -> Requester:
 
 def _footing(folder: Path, *, tls: bool) -> LinkNetwork:
     return LinkNetwork(host=_HOST, tls=Tls(folder) if tls else None)
-
-
-def _certify(folder: Path) -> Sequence[Path]:
-    """A folder of certificates for each of the two stages."""
-    root, made = Authority.new_root(), [folder / "0", folder / "1"]
-    for index, own in enumerate(made):
-        key = new_key()
-        own.mkdir()
-        (own / CA_FILE).write_bytes(root.certificate_pem)
-        (own / CERT_FILE).write_bytes(root.issue(_stage(index).peer, key.public_key(), days=1))
-        (own / KEY_FILE).write_bytes(key_to_pem(key))
-    return made
 
 
 def receive_everything(pipe: Connection, folder: Path) -> None:
@@ -251,7 +238,7 @@ def _two_processes() -> Iterator[Bench]:
     use_one_thread()
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
-        own, other = _certify(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        own, other = certify(Path(stack.enter_context(tempfile.TemporaryDirectory())), [_stage(0).peer, _stage(1).peer])
         pipe, theirs = context.Pipe()
         process = context.Process(target=receive_everything, args=(theirs, other), daemon=True)
         process.start()

@@ -37,7 +37,7 @@ from hetpipe.runs.replay import Replayed, replay_of_run
 from hetpipe.runs.requests import JobSource, given_job, given_run
 from hetpipe.runs.result import LossRange, Staleness, Traffic, TrainResult
 from hetpipe.runs.run import Run
-from hetpipe.runs.run_folder import RUNS, RunFolder
+from hetpipe.runs.run_folder import RUNS, RunFolder, run_of_job_file
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.training import Training
 from hetpipe.values.document import dotted
@@ -146,7 +146,7 @@ def export(
     Args:
         run: a run, or its folder or URL; None: the newest one in `runs/`.
         out: the file or URL to write; with `hf` a folder that `from_pretrained` reads.
-        to: format; `hf` builds the job's model with the code in the current folder.
+        to: format; `hf` builds the job's model with the code of the run.
         best: the best checkpoint, by `checkpoint.best` or `early_stopping`.
 
     Raises:
@@ -234,8 +234,8 @@ def replay(run: str | Path | Run | None = None, *, vw: int, p: int) -> Replayed:
     """The loss and the gradients of one minibatch of a run, computed again in this process, with the same bits.
 
     On the CPU. The weights of the first minibatches of the run and after each checkpoint are known; for another one a
-    deterministic run is repeated, in this process, from the nearest checkpoint. User code is imported from the current
-    folder.
+    deterministic run is repeated, in this process, from the nearest checkpoint. User code is imported from where the
+    run imported it; from the current folder where that folder does not exist.
 
     Args:
         run: a run or its folder; None: the newest one in `runs/`.
@@ -250,14 +250,15 @@ def replay(run: str | Path | Run | None = None, *, vw: int, p: int) -> Replayed:
 
 
 def minibatch(
-    job: JobSource, vw: int, p: int, *, indices: Sequence[int] | None = None, epoch: int = 1
+    job: JobSource | Run, vw: int, p: int, *, indices: Sequence[int] | None = None, epoch: int = 1
 ) -> tuple[Any, Any]:
     """The tensors of minibatch `p` of virtual worker `vw` in an undisturbed run of `job`, exactly.
 
     Each call builds the data set again. The random states of torch, `random` and NumPy are restored.
 
     Args:
-        job: a job file, a mapping with its content, or a `Job`. User code is imported from the current folder first.
+        job: a run or its job.json, whose user code is imported from where the run imported it; or a job file, a mapping
+            with its content, or a `Job`, whose user code is imported from the current folder first.
         vw: 0 ≤ vw < `workers.count`.
         p: 1, 2, …
         indices: sample indices of the minibatch in a disturbed run (a resume, a lost virtual worker), as listed in the
@@ -272,16 +273,24 @@ def minibatch(
             its wave was short (the next wave begins at the next multiple of N).
         JobError, CallableError: the job or something it refers to is invalid.
     """
-    checked = load_job(job)
+    checked, code = _job_and_code(job)
     with preserved_generators():
-        dataset = build_train_data(checked, Path.cwd())
-        block, of = _block(checked, dataset, vw, p) if indices is None else (tuple(indices), epoch - 1)
+        dataset = build_train_data(checked, code)
+        block, of = _block(checked, dataset, vw, p, code=code) if indices is None else (tuple(indices), epoch - 1)
         batch = read_minibatch(dataset, block, seed=checked.seed, vw=VirtualWorkerIndex(vw), p=Minibatch(p), epoch=of)
     inputs = tuple(map(unpack, batch.inputs))
     return (inputs[0] if len(inputs) == 1 else inputs), batch.target
 
 
-def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
+def _job_and_code(given: JobSource | Run) -> tuple[Job, Path]:
+    """A job, and the first folder to import its user code from."""
+    if isinstance(given, Run):
+        return given.job, RunFolder(given.path).import_path(Path.cwd())
+    run = run_of_job_file(Path(given)) if isinstance(given, str | Path) else None
+    return load_job(given), Path.cwd() if run is None else run.import_path(Path.cwd())
+
+
+def _block(job: Job, dataset: MapDataset, vw: int, p: int, *, code: Path) -> tuple[Block, int]:
     """The sample indices of a minibatch, and its epoch (from 0)."""
     if job.data.division == "by_node":
         raise JobError(
@@ -306,7 +315,7 @@ def _block(job: Job, dataset: MapDataset, vw: int, p: int) -> tuple[Block, int]:
         plan_clocks=job.elastic.clocks,
         scripted=ScriptedChanges(changes, member_changes(job)),
         plan_every_waves=job.freeze.waves,
-        order_of=epoch_order(job, Path.cwd(), dataset) or (lambda _: None),
+        order_of=epoch_order(job, code, dataset) or (lambda _: None),
     ):
         dealt = blocks.get(VirtualWorkerIndex(vw), ())
         change = wave_change_at(changes, segment.start)

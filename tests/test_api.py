@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import hetpipe
 from hetpipe.cli.run.summary import summary_lines
 from hetpipe.errors import CallableError, JobError, UserError
 from hetpipe.runs.result import TrainResult
+from hetpipe.runs.run_folder import RunFolder, RunRecord
 from hetpipe.runs.training import RunEnd, Training
 from hetpipe.values.events import Evaluated, JobEvent, JobState, StateChanged
 from tests.cli.fakes import RESULT, small_job
 from tests.models import data32, mlp32
+from tests.support.fake_clock import FakeClock
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,6 +53,25 @@ def test_an_epoch_deals_every_sample_once() -> None:
 def test_a_job_with_an_order_of_its_own_is_dealt_in_it() -> None:
     job = small_job(epochs=1, data={"train": "tests.models:data32", "shuffle": False})
     assert [rows_of(*hetpipe.minibatch(job, vw, 1)) for vw in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_run_is_read_with_the_code_that_it_was_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is that of the submission, wherever the reader is; one that is gone is replaced by the reader's."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "only_of_this_run.py").write_text("from tests.models import data32 as train\n")
+    folder = RunFolder.create(tmp_path / "run", name="small", clock=FakeClock())
+    folder.write_job(small_job(epochs=1, data={"train": "only_of_this_run:train"}))
+    recorded = RunRecord(run_dir=str(folder.path), name="small", host="h", started_wall=1.0, import_path=str(code))
+    folder.write_record(recorded)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    expected = rows_of(*hetpipe.minibatch(small_job(epochs=1), 0, 1))
+    assert rows_of(*hetpipe.minibatch(hetpipe.Run(folder.path), 0, 1)) == expected
+    assert rows_of(*hetpipe.minibatch(folder.path / "job.json", 0, 1)) == expected
+    assert folder.import_path(tmp_path) == code
+    folder.write_record(replace(recorded, import_path=str(tmp_path / "gone")))
+    assert folder.import_path(tmp_path) == tmp_path
 
 
 def test_epochs_are_dealt_anew() -> None:

@@ -16,6 +16,9 @@ from hetpipe.job.sections import Section
 from hetpipe.values.problems import shown
 
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+#: Units that people write, and their names here.
+_MEANT = {"m": "min", "mins": "min", "minutes": "min", "sec": "s", "seconds": "s", "hours": "h", "hr": "h"}
+_LIKE_A_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([a-z]{1,7})", re.ASCII)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?(ms|s|min|h)", re.ASCII)
 
 #: Maximum number of consecutive deaths that can be allowed.
@@ -30,6 +33,9 @@ def duration_of(value: object) -> timedelta:
 
     >>> duration_of("90s") == duration_of("1.5 min")
     True
+    >>> duration_of("10m")
+    Traceback (most recent call last):
+    ValueError: must be a number with a unit (ms, s, min or h), not the text '10m'; did you mean `10min`?
 
     Raises:
         ValueError: it is not a duration.
@@ -38,7 +44,10 @@ def duration_of(value: object) -> timedelta:
         return value
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise ValueError(f"must be a number with a unit (ms, s, min or h), for example `60s`, not {shown(value)}")
+        must = "must be a number with a unit (ms, s, min or h)"
+        if isinstance(value, str) and (like := _LIKE_A_DURATION.fullmatch(value)) and like[2] in _MEANT:
+            raise ValueError(f"{must}, not {shown(value)}; did you mean `{like[1]}{_MEANT[like[2]]}`?")
+        raise ValueError(f"{must}, for example `60s`, not {shown(value)}")
     return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
 
 

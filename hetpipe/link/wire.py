@@ -4,8 +4,8 @@ A frame is one *first message* of at most `FIRST_MESSAGE_BYTES`, followed by one
 message contains a header and, as far as they fit, the small tensors themselves, so that a small frame costs one
 message.
 
-    prefix      magic "HPF2", kind (u8), scale_exponent (u8), number of tensors (u16), minibatch, clock, local_through,
-                weight, version (i64)
+    prefix      magic "HPF3", kind (u8), scale_exponent (u8), tells_norms (u8; 0 or 1), number of tensors (u16),
+                minibatch, clock, local_through, weight, version (i64)
     per tensor  dtype code (u8; 0 = no tensor), rank (u8), place (u8; 1 = in this message), sizes (i64 each)
     payloads    the tensors in this message, each starting at a multiple of 64 bytes
 
@@ -31,8 +31,8 @@ from hetpipe.values.quantities import bytes_text
 #: through it costs less than the round trip of a separate message.
 FIRST_MESSAGE_BYTES = 64 * 1024
 
-_MAGIC = b"HPF2"
-_PREFIX = struct.Struct("<4sBBHqqqqq")
+_MAGIC = b"HPF3"
+_PREFIX = struct.Struct("<4sBBBHqqqqq")
 _TENSOR = struct.Struct("<BBB")
 _SIZES = tuple(struct.Struct(f"<{rank}q") for rank in range(MAX_RANK + 1))
 _CLOSE_CODE = 0
@@ -80,6 +80,7 @@ class FrameHeader:
     weight: int
     scale_exponent: int
     version: int
+    tells_norms: bool
     tensors: tuple[TensorHeader | None, ...]
 
     def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
@@ -93,6 +94,7 @@ class FrameHeader:
             self.weight,
             self.scale_exponent,
             self.version,
+            self.tells_norms,
         )
 
 
@@ -147,6 +149,7 @@ def encode(frame: Frame) -> EncodedFrame:
             _MAGIC,
             frame.kind.value,
             frame.scale_exponent,
+            frame.tells_norms,
             len(tensors),
             frame.minibatch,
             frame.clock,
@@ -182,7 +185,7 @@ def encode(frame: Frame) -> EncodedFrame:
 
 def encode_close() -> torch.Tensor:
     """Encode the goodbye."""
-    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0, 0)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0, 0, 0)), dtype=torch.uint8)
 
 
 def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
@@ -193,7 +196,7 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
     """
     if len(message) < _PREFIX.size:
         raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
-    magic, code, scale_exponent, num_tensors, *numbers = _PREFIX.unpack_from(message)
+    magic, code, scale_exponent, tells_norms, num_tensors, *numbers = _PREFIX.unpack_from(message)
     if magic != _MAGIC:
         raise MalformedFrame(f"a frame starts with {bytes(magic)!r} instead of {_MAGIC!r}")
     if code == _CLOSE_CODE:
@@ -204,9 +207,13 @@ def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader
         raise MalformedFrame(
             f"a frame announces a loss scale of 2^{scale_exponent}; at most 2^{LARGEST_SCALE_EXPONENT}"
         )
+    if tells_norms > 1:
+        raise MalformedFrame(f"a frame's byte about norms is {tells_norms} instead of 0 or 1")
     tensors = _decode_tensors(message, num_tensors, limits)
     minibatch, clock, local_through, weight, version = numbers
-    return FrameHeader(_KINDS[code], minibatch, clock, local_through, weight, scale_exponent, version, tensors)
+    return FrameHeader(
+        _KINDS[code], minibatch, clock, local_through, weight, scale_exponent, version, bool(tells_norms), tensors
+    )
 
 
 def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -> tuple[TensorHeader | None, ...]:

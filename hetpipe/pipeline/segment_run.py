@@ -56,6 +56,8 @@ class _InFlight:
     """Of the scale of its loss."""
     weight: int = 0
     """In means over several; last stage only, which tells the others with the gradients."""
+    tells_norms: bool = False
+    """Whether norms of its gradients may decide what freezes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,6 +503,7 @@ class SegmentRun:
                 outputs,
                 scale_exponent=flying.scale_exponent,
                 version=parts.plan_version,
+                tells_norms=flying.tells_norms,
             )
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
@@ -617,12 +620,28 @@ class SegmentRun:
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
-            return _InFlight(self._clocks.chosen(p), self._newest.updates.scale_exponent(p)), ()
+            exponent = self._newest.updates.scale_exponent(p)
+            return _InFlight(self._clocks.chosen(p), exponent, tells_norms=self._tells_norms(p)), ()
         with self._inbox.condition:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
         values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-        return _InFlight(Clock(frame.clock), frame.scale_exponent), values
+        return _InFlight(Clock(frame.clock), frame.scale_exponent, tells_norms=frame.tells_norms), values
+
+    def _tells_norms(self, p: Minibatch) -> bool:
+        """First stage: whether norms of the gradients of `p` may decide what freezes at the segment's planned end.
+
+        They do if it is of this worker's last wave before that. A barrier that is set at a lower clock meanwhile is
+        none at which norms decide: it is neither the end of an epoch nor at a multiple of `freeze.waves`, both of which
+        are planned.
+        """
+        if not self._parts.tells_norms:
+            return False
+        with self._inbox.condition:
+            end = self._end
+        assert end is not None, "no minibatch starts before the barrier behind it is known"
+        last = min(end * self._n, self._start * self._n + len(self._blocks))
+        return self._gate.wave_of(p) == self._gate.wave_of(last)
 
     def _taken_evaluation(self) -> Frame | None:
         """Later stages: the next frame from the previous stage, if it belongs to an evaluation."""
@@ -686,7 +705,7 @@ class SegmentRun:
         self._emulate(stage)
         gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
         self._backwarded = p
-        stage.updates.add(p, gradients, weight, flying.scale_exponent)
+        stage.updates.add(p, gradients, weight, flying.scale_exponent, tells_norms=flying.tells_norms)
         if p == self._last:
             stage.updates.flush()
 

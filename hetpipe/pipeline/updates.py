@@ -63,7 +63,7 @@ class Updates:
         self._layers = {
             int(layer.index): tuple(layer.parameters.values()) for layer in parts.layers if layer.parameters
         }
-        #: Minibatch → layer → squared norm of its gradient, where norms decide what freezes; until its wave is closed.
+        #: Minibatch → layer → squared norm of its gradient, of minibatches that tell them; until their wave is closed.
         self._squares: dict[int, dict[int, float]] = {}
         self._gathered = GradientSum()
         self._latest = Minibatch(start)
@@ -86,7 +86,15 @@ class Updates:
         scales = self._parts.scales
         return 0 if scales is None else scales.exponent(self._seen_by(p))
 
-    def add(self, p: Minibatch, gradients: GradientsByName, weight: int, scale_exponent: int) -> None:
+    def add(
+        self,
+        p: Minibatch,
+        gradients: GradientsByName,
+        weight: int,
+        scale_exponent: int,
+        *,
+        tells_norms: bool = False,
+    ) -> None:
         """Add the gradients of minibatch `p`; makes an update if it is the last of one.
 
         Args:
@@ -94,9 +102,10 @@ class Updates:
             gradients: multiplied by its scale.
             weight: of the minibatch in means over several.
             scale_exponent: of its scale.
+            tells_norms: whether norms of its gradients may decide what freezes.
         """
         unscaled = scaled(gradients, 2.0**-scale_exponent)
-        if self._parts.tells_norms:
+        if tells_norms:
             self._squares[p] = layer_squares(unscaled, self._layers)
         self._gathered.add(unscaled, weight)
         self._exponents.append(scale_exponent)

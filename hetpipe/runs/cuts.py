@@ -1,7 +1,10 @@
 """How the virtual workers of a run have been cut over time, who trained, and how fast that was (plan-versions.md §6).
 
-Cuts come from the run's plan, from `decisions.jsonl`, and from the lines of the job's script that the run
-has reached; rates from its metrics. So they are the same while the run trains and after its end.
+Cuts that were found and not made, as they gain too little, are among them.
+
+Cuts come from the run's plan, from `decisions.jsonl`, and from the lines of the job's script, and the plan's cuts for
+active layers, that the run has reached; rates from its metrics. So they are the same while the run trains and after
+its end.
 """
 
 from __future__ import annotations
@@ -16,8 +19,12 @@ from hetpipe.errors import HetpipeError
 from hetpipe.observe.metrics import TimedWave, waves_by_worker
 from hetpipe.report.text import rate
 from hetpipe.server.decisions_file import decisions_of_run
-from hetpipe.values.decisions import DecisionLine, MemberDecision, MoveDecision, MoveJudgement
+from hetpipe.values.activation import ActivationCut
+from hetpipe.values.decisions import DecisionLine, MemberDecision, MoveDecision, MoveJudgement, StayDecision
+from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import run_folders
+from hetpipe.values.sync import layer_counts
+from hetpipe.values.wire import from_json
 
 #: Waves on either side of a move of which the rates are compared.
 _COMPARED_WAVES = 10
@@ -27,14 +34,19 @@ _SCRIPT = "script"
 
 @dataclass(frozen=True, slots=True)
 class CutChange:
-    """Another cut of a virtual worker, or other memory policies, from a clock on; or it leaves or joins there."""
+    """Another cut of a virtual worker, or other memory policies, from a clock on; or it leaves or joins there.
+
+    Or another cut was searched there, and its layers stay where they are.
+    """
 
     clock: int
     vw: int
     stages: tuple[int, ...]
-    """Layers of each of its stages from there on; empty where it leaves, or joins as it was."""
+    """Layers of each of its stages from there on; empty where it leaves, or joins as it was; where its layers stay,
+    those by the best cut, empty if none fits.
+    """
     by: str
-    """What decided it: `script`, or `by` of the decision."""
+    """What decided it: `script`, `activate` where others become active, or `by` of the decision."""
     reason: str = ""
     """Empty for a line of the script."""
     predicted_gain: float | None = None
@@ -45,8 +57,8 @@ class CutChange:
     """In its first waves behind the move, likewise."""
     judgement: str = ""
     """What the coordinator has measured of its stages; empty: nothing yet."""
-    do: Literal["move", "drop", "add", "memory"] = "move"
-    """Another cut, other memory policies, or it leaves or joins; the verb of a script."""
+    do: Literal["move", "drop", "add", "memory", "stay"] = "move"
+    """Another cut, other memory policies, or it leaves or joins: the verb of a script; or its layers stay."""
     p: int | None = None
     """The first minibatch, where it sets no barrier."""
     policies: str = ""
@@ -64,12 +76,14 @@ class CutChange:
 
     @property
     def change_text(self) -> str:
-        """`is cut 3-1`, `leaves`, `joins`, `joins, cut 3-1`, or `has layers 0, h.*: recompute`."""
+        """`is cut 3-1`, `stays as it is cut, not 3-1`, `leaves`, `joins`, `joins, cut 3-1`, or `has layers 0: swap`."""
         match self.do:
             case "memory":
                 return f"has {self.policies}"
             case "move":
                 return f"is cut {self.layers_text}"
+            case "stay":
+                return f"stays as it is cut, not {self.layers_text}" if self.predicted_gain else "stays as it is cut"
             case "drop":
                 return "leaves"
             case "add":
@@ -117,6 +131,12 @@ def read_cuts(run_dir: Path) -> tuple[CutChange, ...]:
     except (OSError, HetpipeError):
         decisions = ()
     try:
+        plan: Plan = from_json(Plan, (folder / "plan.json").read_bytes())
+    except (OSError, HetpipeError):
+        planned: Sequence[ActivationCut] = ()
+    else:
+        planned = plan.activation_cuts
+    try:
         waves: Mapping[int, Sequence[TimedWave]] = waves_by_worker(folder)
     except OSError:
         waves = {}
@@ -124,17 +144,21 @@ def read_cuts(run_dir: Path) -> tuple[CutChange, ...]:
         job = json.loads((run_dir / "job.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         job = {}
-    return cuts_of(job if isinstance(job, dict) else {}, decisions, waves)
+    return cuts_of(job if isinstance(job, dict) else {}, decisions, planned, waves)
 
 
 def cuts_of(
-    job: Mapping[str, Any], decisions: Iterable[DecisionLine], waves: Mapping[int, Sequence[TimedWave]]
+    job: Mapping[str, Any],
+    decisions: Iterable[DecisionLine],
+    planned: Iterable[ActivationCut],
+    waves: Mapping[int, Sequence[TimedWave]],
 ) -> tuple[CutChange, ...]:
     """The cuts since the plan, in order.
 
     Args:
         job: `job.json`; anything.
         decisions: of the run.
+        planned: its plan's cuts for active layers.
         waves: by virtual worker, in order.
     """
     lines = tuple(decisions)
@@ -154,13 +178,24 @@ def cuts_of(
         for line in lines
         if isinstance(line, MoveDecision)
     ]
+    stays = [
+        CutChange(line.at.clock, line.vw, line.stages, line.by, line.reason, line.predicted_gain, do=line.do)
+        for line in lines
+        if isinstance(line, StayDecision)
+    ]
     members = [
         CutChange(line.at.clock, line.vw, line.stages, line.by, line.reason, do=line.do)
         for line in lines
         if isinstance(line, MemberDecision)
     ]
-    found = sorted([*moves, *members, *_scripted(job, reached)], key=lambda cut: (cut.clock, cut.vw))
-    return tuple(_measured(cut, found, waves.get(cut.vw, ())) for cut in found)
+    active = [
+        CutChange(cut.clock, cut.vw, layer_counts(cut.bounds), "activate", "other layers are active")
+        for cut in planned
+        if cut.clock <= reached
+    ]
+    changes = [*moves, *members, *active, *_scripted(job, reached)]
+    found = [*stays, *(_measured(cut, changes, waves.get(cut.vw, ())) for cut in changes)]
+    return tuple(sorted(found, key=lambda cut: (cut.clock, cut.vw)))
 
 
 def _scripted(job: Mapping[str, Any], reached: int) -> Iterator[CutChange]:

@@ -161,8 +161,10 @@ def replay_minibatch(
         return around(replayed)
 
 
-def replay_of_run(folder: RunFolder, import_path: Path, *, vw: int, p: int, around: Around | None = None) -> Replayed:
+def replay_of_run(folder: RunFolder, current: Path, *, vw: int, p: int, around: Around | None = None) -> Replayed:
     """Replay a minibatch of the run in `folder`, as `replay_minibatch` does.
+
+    User code is imported from the folder that the run imported it from; from `current` where that does not exist.
 
     Raises:
         UserError: the weights of the minibatch are not known, or the checkpoints of the run are not in its folder.
@@ -173,7 +175,7 @@ def replay_of_run(folder: RunFolder, import_path: Path, *, vw: int, p: int, arou
     return replay_minibatch(
         folder.path,
         job,
-        import_path,
+        folder.import_path(current),
         vw=vw,
         p=p,
         restored_from=None if restored is None else Path(restored),

@@ -126,6 +126,8 @@ class _Old:
     """Location of its checkpoints."""
     shown: str
     """Its name in messages and commands."""
+    import_path: Path
+    """The first folder to import its user code from."""
 
 
 def _in_folder(path: Path, shell: Shell) -> _Old:
@@ -134,22 +136,22 @@ def _in_folder(path: Path, shell: Shell) -> _Old:
     shown = shown_path(folder.path, shell.current)
     if folder.read_result() is None and is_running_here(folder.read_record()):
         raise UserError(f"{shown} is still running; stop it with Ctrl-C first, then resume it")
-    return _Old(job, folder.read_num_samples, folder.place, shown)
+    return _Old(job, folder.read_num_samples, folder.place, shown, folder.import_path(shell.current))
 
 
-def _in_store(url: str) -> _Old:
+def _in_store(url: str, shell: Shell) -> _Old:
     # It may still be running, which cannot be determined here; resuming does not disturb it.
     with TemporaryDirectory(prefix="hetpipe-run-") as name:
         fetch_documents(url, Path(name))
         folder = RunFolder(Path(name))
         job, num_samples = folder.read_job(), folder.read_num_samples()
-    return _Old(job, lambda: num_samples, url.rstrip("/"), url)
+    return _Old(job, lambda: num_samples, url.rstrip("/"), url, shell.current)
 
 
 def _resumed(
     resume: str | Path, source: JobSource | None, overrides: Overrides, coordinator: str | None, shell: Shell
 ) -> RunRequest:
-    old = _in_store(str(resume)) if is_url(str(resume)) else _in_folder(Path(resume), shell)
+    old = _in_store(str(resume), shell) if is_url(str(resume)) else _in_folder(Path(resume), shell)
     job = load_job(old.job if source is None else source, overrides)
     check_resumed(old.job, job)
     _check_loggers(job, coordinator)
@@ -161,7 +163,7 @@ def _resumed(
     name = found.folder.rpartition("/")[2]
     return RunRequest(
         job=job,
-        import_path=shell.current,
+        import_path=old.import_path if source is None else shell.current,
         restore=found.folder,
         coordinator=coordinator,
         remarks=tuple(f"{reason}; resuming from {name}" for reason in found.passed_over),

@@ -65,6 +65,8 @@ class RunRecord:
     """Process ids on `host`: `hetpipe`, and of a local run `coordinator`, `parameter-server-0`, …, `agent`."""
     restored_from: str | None = None
     """The checkpoint from which it was resumed."""
+    import_path: str = ""
+    """Folder from which its user code was imported first; empty in older runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,17 @@ class RunFolder:
             raise UserError(f"{path} cannot be read: {error}") from error
         return record
 
+    def import_path(self, current: Path) -> Path:
+        """The first folder to import the run's user code from: that of the run, or `current` where it does not exist.
+
+        A run that was copied from another machine, or whose code has moved, is used in the folder with its code.
+
+        Raises:
+            UserError: the folder is not a run.
+        """
+        recorded = self.read_record().import_path
+        return Path(recorded) if recorded and Path(recorded).is_dir() else current
+
     def write_result(self, state: str, values: Mapping[str, Any]) -> None:
         """Write `result.json`: the state and `values`."""
         self._write(_RESULT, {"state": state, **values})
@@ -295,6 +308,14 @@ class RunFolder:
             unfinished.replace(link)
         except OSError:
             return
+
+
+def run_of_job_file(path: Path) -> RunFolder | None:
+    """The run whose `job.json` is `path`, possibly that of a rewind; None if it belongs to no run."""
+    for parent in path.absolute().parents[:2] if path.name == _JOB else ():
+        if (parent / _RECORD).is_file():
+            return RunFolder(parent)
+    return None
 
 
 def fresh_folder(runs_dir: Path, name: str, clock: Clock) -> Path:

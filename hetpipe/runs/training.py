@@ -473,6 +473,7 @@ def record_of(request: RunRequest, folder: RunFolder, shell: Shell) -> RunRecord
         local=request.coordinator is None,
         pids={"hetpipe": os.getpid()},
         restored_from=request.restore,
+        import_path=str(request.import_path.absolute()),
     )
 
 

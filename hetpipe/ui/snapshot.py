@@ -203,6 +203,7 @@ class OpenRun:
         attempts = tuple(map(self._attempt, folders))
         plan, facts = _plan(folders[-1] / "plan.json"), _object(folders[-1] / "facts.json")
         activations = () if plan is None else plan.activations
+        planned = () if plan is None else plan.activation_cuts
         return RunSnapshot(
             brief=brief,
             attempts=attempts,
@@ -210,7 +211,7 @@ class OpenRun:
             plan=plan,
             forecast=forecast,
             decisions=decisions,
-            cuts=cuts_of(brief.job, decisions, attempts[-1].by_worker),
+            cuts=cuts_of(brief.job, decisions, planned, attempts[-1].by_worker),
             inactive=inactive_of(activations, facts, brief.status.global_clock),
             events=tuple(self._logged()),
             logs=logs_of(self.path),

@@ -151,6 +151,30 @@ class WavesDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class StayDecision:
+    """A virtual worker with a slow stage was planned again, and its layers stay where they are. It changes nothing."""
+
+    at: DecisionMoment
+    """The newest clock when it was planned."""
+    do: Literal["stay"]
+    vw: VirtualWorkerIndex
+    stages: tuple[int, ...]
+    """Layers of each stage by the best cut, which may be the one in force; empty: none fits in memory."""
+    by: Name
+    """What asked for a plan: `straggler`."""
+    reason: Sentence
+    predicted_gain: float | None
+    """Speed-up of the job by the best cut, as a fraction; None: there is none."""
+    wall: float
+    """When this was written, in seconds since 1970."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The subject of the line, which is written once per key."""
+        return (self.do, self.vw, self.at.clock)
+
+
+@dataclass(frozen=True, slots=True)
 class MoveJudgement:
     """The gain of a move, measured some waves after it."""
 
@@ -171,6 +195,6 @@ class MoveJudgement:
 
 
 DecisionLine = Annotated[
-    MoveDecision | MemberDecision | FreezeDecision | BarrierDecision | WavesDecision | MoveJudgement,
+    MoveDecision | StayDecision | MemberDecision | FreezeDecision | BarrierDecision | WavesDecision | MoveJudgement,
     Field(discriminator="do"),
 ]

@@ -16,6 +16,7 @@ _HELPERS = {
     "against",
     "alone",
     "bare",
+    "certificates",
     "data_parallel",
     "graphs",
     "memory_layers",

@@ -154,6 +154,16 @@ def test_resume_begins_with_the_newest_checkpoint() -> None:
     assert submission.run_dir != str(old.path)
     assert newest().read_record().restored_from == submission.restore
 
+    elsewhere = Path("elsewhere").absolute()
+    elsewhere.mkdir()
+    old.write_record(replace(old.read_record(), import_path=str(elsewhere)))
+    for arguments, expected in (((), elsewhere), (("job.yaml",), Path.cwd())):
+        given = FakeCoordinator()
+        ended = invoke("train", *arguments, "--resume", str(old.path), *CLUSTER, "--set", "epochs=9", coordinator=given)
+        assert ended.exit_code == 0, ended.output
+        assert given.submissions[0].import_path == str(expected), "a run resumed as it is has its code, too"
+        assert newest().read_record().import_path == str(expected)
+
     refused = invoke("train", "--resume", str(old.path), *CLUSTER, "--set", "seed=4", "--json")
     assert refused.exit_code == 2
     assert last_line(refused)["errors"][0].startswith("seed: is 4 here and 0 in the run to resume")

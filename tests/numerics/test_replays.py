@@ -236,7 +236,7 @@ class Coordinator:
             self._machine.wait(5.0)
             self._machine.report(vw, stage, replace(report, compute_seconds=took))
             for task in self._machine.tasks(Replan):
-                self._machine.feed(ReplanTasks(JOB_ID).replan(task, str(self._folder)))
+                self._machine.feed(ReplanTasks(JOB_ID).replan(task, str(self._folder), wall=1.0))
             for asked in self._machine.tasks(MoveLayers):
                 self._machine.feed(MoveAnswered(asked.vw, asked.move.incarnation, "accepted"))
                 return asked.vw, asked.move

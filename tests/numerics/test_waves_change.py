@@ -211,4 +211,4 @@ def test_minibatches_have_the_samples_that_the_api_returns(seed: int) -> None:
     what = replace(random_case(seed), model="mlp32")
     records = run_reference(what.reference()).minibatches
     for (vw, p), record in records.items():
-        assert _block(what.job(), more32(), vw, p)[0] == record.samples
+        assert _block(what.job(), more32(), vw, p, code=Path())[0] == record.samples

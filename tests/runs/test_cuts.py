@@ -11,8 +11,11 @@ import pytest
 
 from hetpipe.runs.cuts import CutChange, read_cuts
 from hetpipe.server.decisions_file import append_decision
-from hetpipe.values.decisions import DecisionMoment, MemberDecision, MoveDecision, MoveJudgement
+from hetpipe.values.activation import ActivationCut
+from hetpipe.values.decisions import DecisionMoment, MemberDecision, MoveDecision, MoveJudgement, StayDecision
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
+from hetpipe.values.plan import Plan
+from hetpipe.values.wire import to_json
 from tests.ui import folders
 
 
@@ -84,6 +87,33 @@ def test_lines_of_the_script_count_once_they_are_reached(tmp_path: Path) -> None
     ]
     found = [cut for cut in whole if cut.do == "move"]
     assert all(cut.before == pytest.approx(40.0) and cut.since == pytest.approx(40.0) for cut in found)
+
+
+def test_a_cut_that_was_not_made_is_told_and_separates_no_rates(tmp_path: Path) -> None:
+    path = run_of(tmp_path)
+    slower_by(path, 1, 2.0, upto=20)
+    at, vw, why = DecisionMoment(Clock(15)), VirtualWorkerIndex(1), "the best cut speeds the job up by 2.0 %"
+    append_decision(path, StayDecision(at, "stay", vw, (3, 1), "straggler", why, 0.02, 1.0))
+    at = DecisionMoment(Clock(25))
+    append_decision(path, StayDecision(at, "stay", vw, (2, 2), "straggler", "it is cut best", 0.0, 1.0))
+    append_decision(path, decision(20, 1, 3, 1))
+    first, made, second = read_cuts(path)
+    assert [str(first), str(second)] == [
+        "clock 15: virtual worker 1 stays as it is cut, not 3-1, by straggler; predicted +2 %",
+        "clock 25: virtual worker 1 stays as it is cut, by straggler; predicted +0 %",
+    ]
+    assert (first.reason, first.before, first.since, first.measured_gain) == (why, None, None, None)
+    assert [made.before, made.since] == pytest.approx([20.0, 40.0])
+    assert (first.to_json()["do"], first.to_json()["stages"]) == ("stay", (3, 1))
+
+
+def test_cuts_for_active_layers_count_once_they_are_reached(tmp_path: Path) -> None:
+    path = run_of(tmp_path)
+    cuts = tuple(ActivationCut(Clock(clock), VirtualWorkerIndex(0), (0, 3, 4)) for clock in (20, 40))
+    (path / "plan.json").write_text(to_json(Plan, replace(folders.plan_of(2), activation_cuts=cuts)))
+    (cut,) = read_cuts(path)
+    assert (cut.clock, cut.vw, cut.stages, cut.by, cut.do) == (20, 0, (3, 1), "activate", "move")
+    assert cut.measured_gain == pytest.approx(0.0)
 
 
 def test_rates_end_at_the_next_cut_and_one_wave_is_no_rate(tmp_path: Path) -> None:

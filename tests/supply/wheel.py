@@ -34,6 +34,8 @@ COMMANDS = (
     "hetpipe demo --set epochs=4",
     "hetpipe check",
     "hetpipe export digits.safetensors",
+    "hetpipe debug --minibatch 1 --no-pdb",
+    "hetpipe train --resume runs/latest --set epochs=5",
     "hetpipe init my-job",
     "cd my-job",
     "hetpipe train job.yaml --set epochs=2",

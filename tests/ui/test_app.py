@@ -18,7 +18,7 @@ from hetpipe.observe.segments import packed_path, segments_of
 from hetpipe.server.decisions_file import append_decision
 from hetpipe.ui.app import MOST_COMPARED, REFRESH_SECONDS, make_app
 from hetpipe.values.activation import Activation
-from hetpipe.values.decisions import DecisionMoment, FreezeDecision, MoveDecision
+from hetpipe.values.decisions import DecisionMoment, FreezeDecision, MoveDecision, StayDecision
 from hetpipe.values.events import JobState
 from hetpipe.values.ids import Clock, VirtualWorkerIndex
 from hetpipe.values.plan import Plan
@@ -126,8 +126,11 @@ def test_cuts_are_shown_over_time_with_what_they_gained(tmp_path: Path) -> None:
         DecisionMoment(Clock(9)), "move", VirtualWorkerIndex(1), (3, 1), 1, "straggler", "stage 0 is slow", 1.9, 1.0
     )
     append_decision(path, move)
+    at, vw, why = DecisionMoment(Clock(6)), VirtualWorkerIndex(1), "it gains too little"
+    append_decision(path, StayDecision(at, "stay", vw, (1, 3), "straggler", why, 0.02, 1.0))
     shown = words_of(client_of(tmp_path), "/runs/old")
     assert "Cuts over time" in shown
+    assert "6 1 stays as it is cut, not 1-3 straggler – – – +2 % it gains too little" in shown
     assert "0 1 2-2 plan – – – –" in shown
     assert "9 1 3-1 straggler 40.0 40.0 +0 % +190 % stage 0 is slow" in shown
     assert "plan version 1" in shown
@@ -137,6 +140,7 @@ def test_a_failed_run_says_why_first(tmp_path: Path) -> None:
     folders.failed(tmp_path, "broken", "stage 0 of virtual worker 1 ran out of memory")
     shown = Page(text_of(client_of(tmp_path), "/runs/broken")).text
     assert shown.index("ran out of memory") < shown.index("Curves")
+    assert re.search(r"training loss\s*\d\.\d{4}", shown), "its result has none; its curve has"
 
 
 def test_a_run_without_anything_yet(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Options:
     """Replay one minibatch of a run in one process, on the CPU, under a debugger. The same bits as in the run.
 
-    User code is imported from the current folder. The first minibatches after a checkpoint are replayed at once, others
-    of a deterministic run by repeating it from the nearest checkpoint.
+    User code is imported from where the run imported it. The first minibatches after a checkpoint are replayed at once,
+    others of a deterministic run by repeating it from the nearest checkpoint.
     """
 
     run_dir: RunDir = None

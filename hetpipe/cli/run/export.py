@@ -42,7 +42,7 @@ class Options:
         Format,
         typer.Option(
             metavar="safetensors|hf",
-            help="hf: a folder that from_pretrained reads. Builds the job's model with the code in the current folder.",
+            help="hf: a folder that from_pretrained reads. Builds the job's model with the code of the run.",
         ),
     ] = Format.SAFETENSORS
     best: Annotated[
@@ -89,7 +89,7 @@ def export_run(
     Args:
         run: folder or URL of the run; None: the newest one in `runs_dir`.
         out: file or URL; with `is_hugging_face`, a folder that `from_pretrained` reads.
-        is_hugging_face: build the job's model with the code in the shell's current folder, and save it.
+        is_hugging_face: build the job's model with the code of the run (`RunFolder.import_path`), and save it.
         is_best: of its best checkpoint instead of the newest.
         runs_dir: searched for the newest run.
         shell: the command's environment.
@@ -114,4 +114,5 @@ def _hugging_face(folder: RunFolder, out: Path, shell: Shell, *, is_best: bool) 
     # Imports torch, and the user's code.
     from hetpipe.pipeline.hugging_face import export_hugging_face
 
-    return export_hugging_face(folder.read_job(), shell.current, folder.place, out, is_best=is_best)
+    job, code = folder.read_job(), folder.import_path(shell.current)
+    return export_hugging_face(job, code, folder.place, out, is_best=is_best)

@@ -51,6 +51,7 @@ from hetpipe.decide.lifecycle.exchange import (
     Replan,
     Replanned,
     SettleReplan,
+    Stay,
 )
 from hetpipe.decide.lifecycle.planning import check_memory_of_both
 from hetpipe.decide.lifecycle.progress import StagePlace
@@ -62,7 +63,7 @@ from hetpipe.values.ids import AgentId, Clock, Incarnation, StageIndex, VirtualW
 from hetpipe.values.life_state import COMPUTING, LifeState
 from hetpipe.values.plan import VirtualWorkerPlan
 from hetpipe.values.run import ClockSnapshot, StageEmulation, StageProgress
-from hetpipe.values.sync import PlanMove
+from hetpipe.values.sync import PlanMove, layer_counts
 
 #: Windows of a virtual worker between two evaluations, as a multiple of those that make a straggler.
 _PAUSE = 10
@@ -275,6 +276,7 @@ class Repartitions:
         #: The virtual worker being replanned.
         self._requested: VirtualWorkerIndex | None = None
         self._move: _Move | _Replacement | None = None
+        self._published = Clock(0)
 
     @property
     def slow(self) -> tuple[Straggling, ...]:
@@ -453,6 +455,7 @@ class Repartitions:
         elif move is not None:
             out += self._follow_replacement(move, lives)
         if clocks is not None:
+            self._published = clocks.published
             self._follow_cuts(lives, clocks)
         return out
 
@@ -530,6 +533,7 @@ class Repartitions:
             least_gain=0.0,
             emulations=assignment.emulations[vw] if assignment.emulations else (),
             gone=gone,
+            clock=self._published,
         )
 
     def _in_force(self, move: _Move, version: int, worker: VirtualWorker, lives: VirtualWorkers) -> list[WorkersOutput]:
@@ -619,11 +623,19 @@ def replanned(task: Replan) -> Replanned:
         plan = left_over(task.basis, before, task.gone)
         return Replanned(task.vw, task.incarnation, plan, None, None, _emulations(task, before, plan))
     found = recut(task.basis, before, task.seconds, task.healthy)
-    if found is None or found.worker.bounds == before.bounds:
-        return Replanned(task.vw, task.incarnation, None, None, None, ())
+    if found is None:
+        stay = Stay((), None, "no cut fits in the memory of its devices")
+        return Replanned(task.vw, task.incarnation, None, None, None, (), stay)
+    stages = layer_counts(found.worker.bounds)
+    if found.worker.bounds == before.bounds:
+        stay = Stay(stages, 0.0, "it is cut best already, for stages as slow as these")
+        return Replanned(task.vw, task.incarnation, None, None, None, (), stay)
     share = gain(found, task.others, staleness=task.staleness)
     if share < task.least_gain:
-        return Replanned(task.vw, task.incarnation, None, None, share, ())
+        reason = (
+            f"the best cut speeds the job up by {100 * share:.1f} %; a move has to by {100 * task.least_gain:.1f} %"
+        )
+        return Replanned(task.vw, task.incarnation, None, None, None, (), Stay(stages, share, reason))
     return Replanned(task.vw, task.incarnation, found.worker, found, share, _emulations(task, before, found.worker))
 
 

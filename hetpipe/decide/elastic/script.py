@@ -36,6 +36,7 @@ from hetpipe.values.decisions import (
     MemberDecision,
     MoveDecision,
     MoveJudgement,
+    StayDecision,
     WavesDecision,
 )
 from hetpipe.values.freezing import FreezeLineup
@@ -168,7 +169,7 @@ def script_of(decisions: Iterable[DecisionLine]) -> tuple[DecidedLine, ...]:
     """The lines of a script that repeat what a run has decided, at the clocks at which that took effect, in order."""
     found: list[tuple[int, int, DecidedLine]] = []
     for line in decisions:
-        if isinstance(line, MoveJudgement):
+        if isinstance(line, MoveJudgement | StayDecision):
             continue  # it changes nothing
         clock, at = line.at.clock, ScriptMoment(clock=line.at.clock)
         match line:

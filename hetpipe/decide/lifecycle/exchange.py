@@ -127,6 +127,17 @@ class DrainAcknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """Why the layers of a virtual worker stay where they are."""
+
+    stages: tuple[int, ...]
+    """Layers of each stage by the best cut; empty: none fits in memory."""
+    predicted_gain: float | None
+    """Speed-up of the job by it, as a fraction; None: there is no cut."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Replanned:
     """Result of replanning a virtual worker."""
 
@@ -141,6 +152,8 @@ class Replanned:
     """Speed-up of the job, as a fraction; None if not requested."""
     emulations: tuple[StageEmulation, ...]
     """Emulations of the stages of the new plan; empty if there are none."""
+    stay: Stay | None = None
+    """Why its layers stay where they are; None if they move, or if nothing was found out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +407,8 @@ class Replan:
     emulations: tuple[StageEmulation, ...]
     gone: frozenset[AgentId] = frozenset()
     """Lost agents that must be replaced, whatever the gain; nothing was measured then."""
+    clock: Clock = Clock(0)
+    """The newest one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from hetpipe.decide.lifecycle.exchange import Admit, FileJudgement, NewPlan, Rep
 from hetpipe.errors import CheckpointError
 from hetpipe.observe.log import get_logger
 from hetpipe.server.decisions_file import append_decision
-from hetpipe.values.decisions import MoveJudgement
+from hetpipe.values.decisions import DecisionMoment, MoveJudgement, StayDecision
 from hetpipe.values.ids import Clock, JobId
 from hetpipe.values.plan import Plan
 from hetpipe.values.wire import to_json
@@ -34,12 +34,17 @@ class ReplanTasks:
     def __init__(self, job_id: JobId) -> None:
         self._job_id = job_id
 
-    def replan(self, task: Replan, run_dir: str) -> Replanned:
+    def replan(self, task: Replan, run_dir: str, *, wall: float) -> Replanned:
         """Compute a new plan; never raises: after any error the current plan stays."""
         try:
             found = replanned(task)
-            if found.plan is None and found.gain is not None:
-                _log.info("replan_does_not_pay", job=self._job_id, vw=task.vw, gain=found.gain, least=task.least_gain)
+            if found.stay is not None:
+                stay, at = found.stay, DecisionMoment(task.clock)
+                _log.info("layers_stay", job=self._job_id, vw=task.vw, reason=stay.reason)
+                append_decision(
+                    Path(run_dir),
+                    StayDecision(at, "stay", task.vw, stay.stages, "straggler", stay.reason, stay.predicted_gain, wall),
+                )
             if found.plan is not None:
                 failpoints.reach("repartition.plan_computed")
             if found.plan is not None and found.recut is None:

@@ -180,7 +180,7 @@ class JobTasks:
             case PersistDrained():
                 return self._keep_out(task)
             case Replan():
-                return self._replans.replan(task, self._submission.run_dir)
+                return self._replans.replan(task, self._submission.run_dir, wall=self._clock.wall())
             case SettleReplan():
                 self._replans.settle(task, self._submission.run_dir)
                 return None

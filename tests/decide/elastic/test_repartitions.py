@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.decide.elastic import repartitions
-from hetpipe.decide.elastic.repartitions import why_at_a_barrier
+from hetpipe.decide.elastic.repartitions import replanned, why_at_a_barrier
+from hetpipe.decide.elastic.script import script_of
 from hetpipe.decide.lifecycle.exchange import (
     Admit,
     ClocksReported,
@@ -24,6 +25,7 @@ from hetpipe.decide.lifecycle.exchange import (
     MoveRequested,
     Replan,
     Replanned,
+    Stay,
     StopRequested,
 )
 from hetpipe.decide.planner.costs import Costs
@@ -31,7 +33,10 @@ from hetpipe.errors import InfeasiblePlan
 from hetpipe.job.file import Job
 from hetpipe.server.coordinator import replan_tasks
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks
+from hetpipe.server.decisions_file import read_decisions
+from hetpipe.values.cluster import DeviceType
 from hetpipe.values.commands import StartStageCommand
+from hetpipe.values.decisions import StayDecision
 from hetpipe.values.events import JobState, ProgressTable, ReplanJudged, StopMode, WorkerReplanned
 from hetpipe.values.ids import Clock, Incarnation, LayerIndex
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
@@ -79,7 +84,7 @@ class Run(Driver):
 
     def answer(self) -> Replanned:
         """Carry out what was asked for last."""
-        answer = self.replans.replan(self.tasks(Replan)[-1], str(self.folder))
+        answer = self.replans.replan(self.tasks(Replan)[-1], str(self.folder), wall=1.0)
         self.feed(answer)
         return answer
 
@@ -305,6 +310,39 @@ def test_who_is_not_moved(tmp_path: Path, overrides: Sequence[str]) -> None:
     assert bool(run.slow) is named
 
 
+def stays(run: Run) -> list[StayDecision]:
+    return [line for line in read_decisions(run.folder) if isinstance(line, StayDecision)]
+
+
+def test_a_cut_that_gains_too_little_is_recorded_with_its_gain(tmp_path: Path) -> None:
+    run = Run(tmp_path, "survive.least_gain=1.5")
+    run.feed(ClocksReported(clocks(9, 9)))
+    run.go_on(SLOW, windows=12)
+    run.answer()
+    (stay,) = stays(run)
+    assert (stay.at.clock, stay.vw, stay.stages, stay.by) == (9, 1, (3, 1), "straggler")
+    assert stay.predicted_gain == pytest.approx(1.0, rel=0.01)
+    assert stay.reason == "the best cut speeds the job up by 100.0 %; a move has to by 150.0 %"
+    run.answer()
+    assert stays(run) == [stay], "a coordinator that repeats itself records it once"
+    assert script_of(stays(run)) == ()
+
+
+def test_the_best_cut_is_recorded_as_such_and_one_that_fits_nowhere(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.go_on(SLOW, windows=7)
+    (task,) = run.tasks(Replan)
+    fast = replace(task, seconds=task.healthy)
+    assert replanned(fast).stay == Stay((2, 2), 0.0, "it is cut best already, for stages as slow as these")
+    tiny = {name: replace_memory(kind) for name, kind in task.basis.cluster.device_types.items()}
+    basis = replace(task.basis, cluster=task.basis.cluster.model_copy(update={"device_types": tiny}))
+    assert replanned(replace(task, basis=basis)).stay == Stay((), None, "no cut fits in the memory of its devices")
+
+
+def replace_memory(kind: DeviceType) -> DeviceType:
+    return kind.model_copy(update={"memory_bytes": 1})
+
+
 def test_one_that_holds_nobody_up_stays(run: Run) -> None:
     """The other one is slower still: both its stages are, so nothing can be moved there."""
     run.go_on(EVEN, windows=4)
@@ -313,6 +351,7 @@ def test_one_that_holds_nobody_up_stays(run: Run) -> None:
         run.answer()
 
     assert run.tasks(MoveLayers) == []
+    assert {line.predicted_gain for line in stays(run)} == {0.0}
 
 
 def test_a_deterministic_run_moves_as_well(tmp_path: Path) -> None:

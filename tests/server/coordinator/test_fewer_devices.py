@@ -65,7 +65,7 @@ class Alone(Driver):
         return self.tasks(Admit)[-1]
 
     def answer(self) -> Replanned:
-        answer = self.replans.replan(self.tasks(Replan)[-1], str(self.folder))
+        answer = self.replans.replan(self.tasks(Replan)[-1], str(self.folder), wall=1.0)
         self.feed(answer)
         return answer
 
