@@ -118,7 +118,7 @@ def test_the_request_of_a_call_is_there_before_its_handler_runs() -> None:
 class TestServer:
     def test_who_sends_nothing_holds_no_thread(self) -> None:
         server = echo_server(num_threads=1)
-        with serving(server) as caller, uploading(server, SAY):
+        with serving(server) as caller, uploading(server, SAY) as _kept:  # one that is dropped ends
             wait_until(lambda: server._threads.num_reading == 1, timeout_seconds=SECONDS, what="the silent call")
             assert say(caller) == "hello"  # in gRPC's own way: no more than one is read ahead for one thread
 
@@ -140,7 +140,7 @@ class TestServer:
     def test_requests_beyond_what_may_wait_are_left_with_their_peers(self) -> None:
         server = echo_server(num_threads=3)
         server._threads._ready_bytes = threads.MAX_WAITING_BYTES
-        with serving(server) as caller, uploading(server, SAY):
+        with serving(server) as caller, uploading(server, SAY) as _kept:  # one that is dropped ends
             uploads = server._guard._uploads
             wait_until(lambda: len(uploads) == 1, timeout_seconds=SECONDS, what="the silent call")
             assert server._threads.num_reading == 0
