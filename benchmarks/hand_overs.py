@@ -44,7 +44,8 @@ class HandOvers:
         self._in_use = self._slot = 0
         self._arrived = threading.Condition()
         self._frames: deque[torch.Tensor] = deque()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
 
     def send(self, tensor: torch.Tensor) -> None:
         """Copy into a slot and announce it."""
@@ -67,7 +68,7 @@ class HandOvers:
         for each in (self._sends, self._receives):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        self._thread.join()
 
     def _read(self) -> None:
         slot = 0
