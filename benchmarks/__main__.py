@@ -21,6 +21,7 @@ from benchmarks import (
     compression,
     data,
     frozen_cache,
+    frozen_norms,
     gpu,
     headline,
     host_memory,
@@ -258,7 +259,13 @@ def _balance(_: int) -> Mapping[str, Any]:
 
 def _frozen_cache(rounds: int) -> Mapping[str, Any]:
     figures = frozen_cache.measure(rounds)
-    _say("(v) frozen layers, cached where it pays, and decisions without any", figures)
+    _say("(v) frozen layers, cached where it pays", figures)
+    return {name: found["ratio"] for name, found in figures.items()}
+
+
+def _frozen_norms(rounds: int) -> Mapping[str, Any]:
+    figures = frozen_norms.measure(rounds)
+    _say("(v) norms that decide, and never freeze a layer", figures)
     return {name: found["ratio"] for name, found in figures.items()}
 
 
@@ -277,6 +284,20 @@ def _headline(_: int) -> Mapping[str, Any]:
         _say(f"    {model}, beside the paper", headline.verdict(model, found, nodes))
         ratios[model] = {name: {"simulated / measured": one.simulated_of_measured} for name, one in found.items()}
     return ratios
+
+
+def _headline_ratios(rounds: int) -> Mapping[str, Any]:
+    found: dict[str, list[dict[str, float]]] = {model: [] for model in headline.MODELS}
+    for _ in range(rounds):
+        for model, each in found.items():
+            each.append(headline.round_of_ratios(model))
+            sys.stderr.write(f"{model}: {json.dumps({name: round(ratio, 3) for name, ratio in each[-1].items()})}\n")
+    for model, each in found.items():
+        figures = {name: [round(one[name], 3) for one in each] for name in each[0]}
+        _say(f"(w) {model}, D = 0, ratios of each round", figures)
+    return {
+        model: {name: statistics.median(one[name] for one in each) for name in each[0]} for model, each in found.items()
+    }
 
 
 def _thousand(rounds: int) -> Mapping[str, Any]:
@@ -326,7 +347,9 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "moves": _moves,
     "balance": _balance,
     "frozen-cache": _frozen_cache,
+    "frozen-norms": _frozen_norms,
     "headline": _headline,
+    "headline-ratios": _headline_ratios,
     "thousand": _thousand,
     "transformer": _transformer,
     "compression": _compression,

@@ -1,10 +1,9 @@
-"""(v) Frozen layers whose results are cached, and what freezing costs by itself: pairs of runs, in turn.
+"""(v) Frozen layers whose results are cached: pairs of runs, in turn.
 
 One virtual worker of two stages on one node, a trunk of eight layers and a head; the data are dealt in order, so that
 units are minibatches, or shuffled, so that they are samples. Once the trunk is heavy, so that reading pays; once it is
-so light that reading and computing take about as long. There `auto` may cost no more than 2 %, and neither may norms of
-gradients that decide with so small an α that no layer ever freezes. Speeds are those of all passes but the first, by
-the history of the last stage.
+so light that reading and computing take about as long. There `auto` may cost no more than 2 %. Speeds are those of all
+passes but the first, by the history of the last stage.
 """
 
 from __future__ import annotations
@@ -69,25 +68,25 @@ class Contest:
     freeze: Mapping[str, Any]
     baseline: Mapping[str, Any]
     shuffle: bool = False
+    epochs: int = _EPOCHS
 
 
 _TRUNK = {"layers": _NUM_FROZEN}
 CONTESTS: Mapping[str, Contest] = {
     "auto / off, {}, in order": Contest({**_TRUNK, "cache": "auto"}, {**_TRUNK, "cache": "off"}),
     "auto / off, {}, shuffled": Contest({**_TRUNK, "cache": "auto"}, {**_TRUNK, "cache": "off"}, shuffle=True),
-    "norms / without, {}": Contest({"every": "epoch", "alpha": "1/100", "cache": "off"}, {}),
 }
 
 
-def _job(width: int, freeze: Mapping[str, Any], *, shuffle: bool) -> dict[str, Any]:
+def _job(width: int, freeze: Mapping[str, Any], contest: Contest) -> dict[str, Any]:
     arguments = {"args": {"width": width}}
     return {
         "name": "frozen-cache",
         "model": {"call": "benchmarks.frozen_cache:model", **arguments},
         "loss": "benchmarks.frozen_cache:loss",
-        "data": {"train": {"call": "benchmarks.frozen_cache:Samples", **arguments}, "shuffle": shuffle},
+        "data": {"train": {"call": "benchmarks.frozen_cache:Samples", **arguments}, "shuffle": contest.shuffle},
         "batch_size": _BATCH,
-        "epochs": _EPOCHS,
+        "epochs": contest.epochs,
         "optimizer": {"name": "SGD", "lr": 0.001},
         "workers": {"count": 1, "stages": [[4, 5]]},
         "sync": {"kind": "none", "minibatches_per_wave": 2},
@@ -95,11 +94,23 @@ def _job(width: int, freeze: Mapping[str, Any], *, shuffle: bool) -> dict[str, A
     }
 
 
-def train(width: int, freeze: Mapping[str, Any], *, shuffle: bool) -> tuple[float, int]:
-    """Samples per second after the first pass, and the minibatches read from the cache."""
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run."""
+
+    speed: float
+    """Samples per second after the first pass."""
+    median_speed: float
+    """Samples per second of the median pass after the first, from the last step of the pass before it."""
+    reads: int
+    """Minibatches read from the cache."""
+
+
+def train(width: int, freeze: Mapping[str, Any], contest: Contest) -> Figures:
+    """Train the job once."""
     with tempfile.TemporaryDirectory(prefix="hetpipe-bench-") as name:
         folder = Path(name)
-        (folder / "job.yaml").write_text(yaml.safe_dump(_job(width, freeze, shuffle=shuffle)))
+        (folder / "job.yaml").write_text(yaml.safe_dump(_job(width, freeze, contest)))
         run_dir = folder / "run"
         program = str(Path(sys.executable).with_name("hetpipe"))
         command = [program, "train", str(folder / "job.yaml"), "--json", "--run-dir", str(run_dir)]
@@ -114,25 +125,43 @@ def train(width: int, freeze: Mapping[str, Any], *, shuffle: bool) -> tuple[floa
         lines = map(json.loads, (run_dir / "history" / "vw-0-stage-1.jsonl").read_text().splitlines())
         steps = [line["t"] for line in lines if line["event"] == "step"]
         result = json.loads((run_dir / "result.json").read_text())
-    later = steps[_BATCHES:]
-    return _BATCH * (len(later) - 1) / (later[-1] - later[0]), result["cache"]["reads"] if freeze else 0
+    later, ends = steps[_BATCHES:], steps[_BATCHES - 1 :: _BATCHES]
+    passes = [after - before for before, after in itertools.pairwise(ends)]
+    return Figures(
+        _BATCH * (len(later) - 1) / (later[-1] - later[0]),
+        _BATCH * _BATCHES / statistics.median(passes),
+        result["cache"]["reads"] if freeze else 0,
+    )
 
 
 def measure(rounds: int) -> dict[str, Any]:
     """Ratios of the speeds of each contest and trunk, their mean's 95 % interval, and how much was read."""
     found: dict[str, Any] = {}
     for (name, contest), (trunk, width) in itertools.product(CONTESTS.items(), WIDTHS.items()):
-        ratios, reads = [], 0
-        for number in range(rounds):
-            turns = (contest.freeze, contest.baseline)[:: 1 if number % 2 == 0 else -1]
-            runs = [train(width, freeze, shuffle=contest.shuffle) for freeze in turns][:: 1 if number % 2 == 0 else -1]
-            ratios.append(runs[0][0] / runs[1][0])
-            reads = runs[0][1]
-        bounds = interval(ratios)
-        found[name.format(trunk)] = {
-            "ratio": round(statistics.median(ratios), 3),
-            "95 % interval of the mean": bounds and [round(bound, 3) for bound in bounds],
-            "each": [round(ratio, 3) for ratio in ratios],
-            "minibatches read": reads,
-        }
+        pairs = pairs_of(width, contest, rounds)
+        figures = summary([one.speed / other.speed for one, other in pairs])
+        found[name.format(trunk)] = {**figures, "minibatches read": pairs[-1][0].reads}
     return found
+
+
+def pairs_of(width: int, contest: Contest, rounds: int) -> list[tuple[Figures, Figures]]:
+    """Figures of both jobs, as often as there are rounds, in an order that changes from pair to pair."""
+    found = []
+    for number in range(rounds):
+        if number % 2 == 0:
+            one = train(width, contest.freeze, contest)
+            found.append((one, train(width, contest.baseline, contest)))
+        else:
+            other = train(width, contest.baseline, contest)
+            found.append((train(width, contest.freeze, contest), other))
+    return found
+
+
+def summary(ratios: list[float]) -> dict[str, Any]:
+    """The median of ratios, the 95 % interval of their mean, and each of them."""
+    bounds = interval(ratios)
+    return {
+        "ratio": round(statistics.median(ratios), 3),
+        "95 % interval of the mean": bounds and [round(bound, 3) for bound in bounds],
+        "each": [round(ratio, 3) for ratio in ratios],
+    }

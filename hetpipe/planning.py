@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from hetpipe.cli.plan import plan as command
-from hetpipe.cli.plan.activity import activation_at
+from hetpipe.cli.plan.activity import activation_at, active_phase_lines
 from hetpipe.cli.plan.profiling import ProfileOptions, profile_job
 from hetpipe.cli.plan.simulate import check_alone, phases_of, simulation_options
 from hetpipe.decide.elastic.active_phases import active_phases
@@ -78,7 +78,8 @@ class Plan:
         # As plain text also in notebooks, which rich would take for a terminal with colours.
         console = Console(file=found, width=_COLUMNS, highlight=False, color_system=None, force_jupyter=False)
         command.show_facts(self.planned.facts, console, why=why)
-        return found.getvalue().rstrip("\n")
+        phases = active_phase_lines(self.document.active_phases, self.samples_per_second)
+        return "\n".join([found.getvalue().rstrip("\n"), *phases])
 
     def html(self) -> str:
         """The plan as a page with a picture of its pipelines."""
@@ -218,7 +219,7 @@ def plan(  # noqa: PLR0913 - the options of the command
                 job=loaded, profile=given_profile, cluster=given_cluster, cluster_name=_name(cluster)
             )
             known = command.known_of(inputs, shell, lambda: _Steps(on_step or _ignored))
-        planned = command.plan_for(known, command.completed_options(planning.options, request, loaded, known))
+        planned = command.plan_for(known, command.completed_options(planning.options, request, loaded, known), loaded)
     return Plan(planned, known.profile, known.cluster, planning.remarks)
 
 

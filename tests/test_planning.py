@@ -206,7 +206,7 @@ class TestSimulate:
 
             active: dict[int, list[int | str]] = {30: [first, last], 20: [0, 1, 2]}
             found = hetpipe.simulate(plan, minibatches=80, active=active, active_recut=recut)
-            assert json.loads(json.dumps([asdict(phase) for phase in found.active_phases])) == told
+            assert [phase.model_dump(mode="json") for phase in found.active_phases] == told
             assert [phase.inactive for phase in found.active_phases] == [(3, 4, 5), (1, 2, 3, 4)]
         assert replace(found, active_phases=()) == hetpipe.simulate(plan, minibatches=80)
         with pytest.raises(UserError, match=r"^active: there is no layer 9; the model has the layers 0 to 5"):

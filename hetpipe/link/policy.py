@@ -72,6 +72,8 @@ class Frame:
     """Binary logarithm of the scale of the minibatch's loss, in a forward frame; 0: the loss itself."""
     version: int = 0
     """The version of the virtual worker's plan by which the minibatch is computed, in a forward or backward frame."""
+    tells_norms: bool = False
+    """In a forward frame, whether the stages tell the norms of the minibatch's gradients (`freezing.md` §2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

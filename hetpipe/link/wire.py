@@ -4,8 +4,8 @@ A frame is one *first message* of at most `FIRST_MESSAGE_BYTES`, followed by one
 message contains a header and, as far as they fit, the small tensors themselves, so that a small frame costs one
 message.
 
-    prefix      magic "HPF2", kind (u8), scale_exponent (u8), number of tensors (u16), minibatch, clock, local_through,
-                weight, version (i64)
+    prefix      magic "HPF3", kind (u8), scale_exponent (u8), tells_norms (u8; 0 or 1), number of tensors (u16),
+                minibatch, clock, local_through, weight, version (i64)
     per tensor  dtype code (u8; 0 = no tensor), rank (u8), place (u8; 1 = in this message), sizes (i64 each)
     payloads    the tensors in this message, each starting at a multiple of 64 bytes
 
@@ -33,8 +33,8 @@ from hetpipe.values.quantities import bytes_text
 #: through it costs less than the round trip of a separate message.
 FIRST_MESSAGE_BYTES = 64 * 1024
 
-_MAGIC = b"HPF2"
-_PREFIX = struct.Struct("<4sBBHqqqqq")
+_MAGIC = b"HPF3"
+_PREFIX = struct.Struct("<4sBBBHqqqqq")
 _TENSOR = struct.Struct("<BBB")
 _SIZES = tuple(struct.Struct(f"<{rank}q") for rank in range(MAX_RANK + 1))
 _CLOSE_CODE = 0
@@ -81,6 +81,7 @@ class FrameHeader:
     weight: int
     scale_exponent: int
     version: int
+    tells_norms: bool
     tensors: tuple[TensorHeader | None, ...]
 
     def frame(self, tensors: tuple[torch.Tensor | None, ...]) -> Frame:
@@ -94,6 +95,7 @@ class FrameHeader:
             self.weight,
             self.scale_exponent,
             self.version,
+            self.tells_norms,
         )
 
 
@@ -198,6 +200,7 @@ def encode(frame: Frame) -> EncodedFrame:
         _MAGIC,
         frame.kind.value,
         frame.scale_exponent,
+        frame.tells_norms,
         len(tensors),
         frame.minibatch,
         frame.clock,
@@ -220,7 +223,7 @@ def _present(tensor: torch.Tensor | None) -> torch.Tensor:
 
 def encode_close() -> bytes:
     """Encode the goodbye."""
-    return _PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0, 0)
+    return _PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def decode(message: bytes | memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
@@ -249,7 +252,7 @@ class HeaderDecoder:
         """Decode the next header, as the function `decode`."""
         if len(message) < _PREFIX.size:
             raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
-        magic, code, scale_exponent, num_tensors, *numbers = _PREFIX.unpack_from(message)
+        magic, code, scale_exponent, tells_norms, num_tensors, *numbers = _PREFIX.unpack_from(message)
         if magic != _MAGIC:
             raise MalformedFrame(f"a frame starts with {bytes(magic)!r} instead of {_MAGIC!r}")
         if code == _CLOSE_CODE:
@@ -260,9 +263,13 @@ class HeaderDecoder:
             raise MalformedFrame(
                 f"a frame announces a loss scale of 2^{scale_exponent}; at most 2^{LARGEST_SCALE_EXPONENT}"
             )
+        if tells_norms > 1:
+            raise MalformedFrame(f"a frame's byte about norms is {tells_norms} instead of 0 or 1")
         minibatch, clock, local_through, weight, version = numbers
         tensors = self._tensors(message, num_tensors)
-        return FrameHeader(_KINDS[code], minibatch, clock, local_through, weight, scale_exponent, version, tensors)
+        return FrameHeader(
+            _KINDS[code], minibatch, clock, local_through, weight, scale_exponent, version, bool(tells_norms), tensors
+        )
 
     def _tensors(self, message: bytes | memoryview, num_tensors: int) -> tuple[TensorHeader | None, ...]:
         count, length, described, tensors = self._last

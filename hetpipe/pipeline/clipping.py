@@ -33,8 +33,8 @@ def squared_norms(gradients: Mapping[str, Tensor | None], names: Sequence[str]) 
 def layer_squares(gradients: Mapping[str, Tensor | None], layers: Mapping[int, Sequence[str]]) -> dict[int, float]:
     """Σ of the squares of the gradients of each layer, parameter by parameter in the order of the chain.
 
-    Source: freezing.md §2. Each gradient's sum is computed in its own precision, at least float32: it is computed for
-    every minibatch, and a copy in float64 takes longer than the layer's backward. What is not finite is the largest
+    Source: freezing.md §2. Each gradient's sum is computed in its own precision, at least float32: a copy in float64
+    takes longer than the layer's backward. What is not finite is the largest
     finite number: an update that overflowed makes no layer look converged. All gradients must be on one device;
     synchronises with it once.
 

@@ -169,11 +169,13 @@ class FrozenPrefix:
         if is_other:
             self._tried = {}
             self._is_declined = False
+            self._measured = []
         if is_next:
             self._end_pass()
         if is_other or is_next:
             self._keeps_at = kept_border(self._stage, bounds, self._nodes, frozen_layers)
-            self._measured = []
+            if len(self._measured) == _TRIALS and (self._is_useless or not pays(self._costs, self._passes_ahead)):
+                self._keeps_at = None
 
     def _end_pass(self) -> None:
         if self._has_kept and self._pass.crossed and not self._pass.read and not self._is_useless:
@@ -337,16 +339,21 @@ class FrozenPrefix:
                 value.clone()
         return CacheCosts(behind.seconds, self._clock.monotonic() - kept_at, kept_at - started)
 
-    def _pays(self, border: int) -> bool:
-        """Whether what has been measured pays.
+    @property
+    def _costs(self) -> CacheCosts:
+        """What the first minibatches have cost.
 
         A computation that others delay looks slow, so the fastest one counts, and the median of what a cache costs.
         """
-        costs = CacheCosts(
+        return CacheCosts(
             min(each.compute for each in self._measured),
             median(each.read for each in self._measured),
             median(each.keep for each in self._measured),
         )
+
+    def _pays(self, border: int) -> bool:
+        """Whether what has been measured pays."""
+        costs = self._costs
         found = pays(costs, self._passes_ahead)
         _log.info(
             "frozen_cache_measured",

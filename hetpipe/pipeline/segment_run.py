@@ -8,7 +8,7 @@ in an update and every wave below the barrier is pushed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -56,6 +56,8 @@ class _InFlight:
     """Of the scale of its loss."""
     weight: int = 0
     """In means over several; last stage only, which tells the others with the gradients."""
+    tells_norms: bool = False
+    """Whether norms of its gradients may decide what freezes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,8 @@ class SegmentRun:
                 (self._inbox.from_upstream, FrameKind.NORM),
             ):
                 for arrived in queue:
-                    if arrived.frame.kind is kind and arrived.frame.minibatch <= self._backwarded:
+                    p = arrived.frame.minibatch
+                    if arrived.frame.kind is kind and p <= self._backwarded and not self._stage_of(p).updates.is_held:
                         queue.remove(arrived)
                         return arrived.frame
             return None
@@ -376,16 +379,20 @@ class SegmentRun:
             self._prepared = (self._prepared[0], (), None)
             assert move.new is not None, "just built"
             updates = Updates(move.new, self._tally, self._updated, move.last)
+            if move.changes_layers:
+                updates.hold()
             self._newest = _Stage(move.new, updates)
             return True
         at = Moment(self._forwarded, self._backwarded, self._oldest.updates.through, self._closed)
-        has_done = move.advance(at, self._clock_of, self._switch_lender)
+        has_done = move.advance(at, self._lent_on, self._switch_lender)
         if move.is_complete:
             self._oldest, self._move = self._newest, None
             self._adopt(self._newest.parts)
             if move.changes_layers:
                 with self._inbox.condition:
                     self._clocks.forget_requests()
+                self._newest.updates.release()
+                self._finish_last_wave()
             # Before anything else is computed: weights that the next version needs are not fetched for this one.
             self._find_move()
         return has_done
@@ -431,9 +438,27 @@ class SegmentRun:
         failpoints.reach("repartition.prepared")
         return True
 
-    def _clock_of(self, p: Minibatch) -> Clock | None:
+    def _lent_on(self, p: Minibatch) -> tuple[Clock, FlatBuffer | None] | None:
+        """The clock of minibatch `p` beyond the last one before a move, and its weights unless it is in use.
+
+        None: it is not known yet, or the weights are not here. Stages behind the first know the clock of the last
+        minibatch before the move once that has arrived, which they may compute later.
+        """
+        assert self._move is not None, "a move asks"
+        last = self._move.last
         with self._inbox.condition:
-            return self._clocks.foretold(p)
+            used: Clock | None = self._clocks.in_use
+            if self._forwarded < last:
+                used = next((Clock(frame.clock) for frame in self._forwards_here() if frame.minibatch == last), None)
+            clock = None if used is None else self._clocks.foretold(p, last, used)
+            if clock is None:
+                return None
+            return clock, None if clock == self._clocks.in_use else self._inbox.fetched[clock]
+
+    def _forwards_here(self) -> Iterator[Frame]:
+        """The forwards that have arrived."""
+        found = (arrived.frame for arrived in self._inbox.from_upstream)
+        return (frame for frame in found if frame.kind is FrameKind.FORWARD)
 
     def _switch_lender(self, p: Minibatch, clock: Clock) -> None:
         if clock != self._clocks.in_use:
@@ -501,6 +526,7 @@ class SegmentRun:
                 outputs,
                 scale_exponent=flying.scale_exponent,
                 version=parts.plan_version,
+                tells_norms=flying.tells_norms,
             )
             parts.downstream.send(frame, deadline_seconds=SEND_SECONDS)
         self._forwarded = p
@@ -617,12 +643,28 @@ class SegmentRun:
 
     def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
         if self._parts.identity.is_first:
-            return _InFlight(self._clocks.chosen(p), self._newest.updates.scale_exponent(p)), ()
+            exponent = self._newest.updates.scale_exponent(p)
+            return _InFlight(self._clocks.chosen(p), exponent, tells_norms=self._tells_norms(p)), ()
         with self._inbox.condition:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
         values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-        return _InFlight(Clock(frame.clock), frame.scale_exponent), values
+        return _InFlight(Clock(frame.clock), frame.scale_exponent, tells_norms=frame.tells_norms), values
+
+    def _tells_norms(self, p: Minibatch) -> bool:
+        """First stage: whether norms of the gradients of `p` may decide what freezes at the segment's planned end.
+
+        They do if it is of this worker's last wave before that. A barrier that is set at a lower clock meanwhile is
+        none at which norms decide: it is neither the end of an epoch nor at a multiple of `freeze.waves`, both of which
+        are planned.
+        """
+        if not self._parts.tells_norms:
+            return False
+        with self._inbox.condition:
+            end = self._end
+        assert end is not None, "no minibatch starts before the barrier behind it is known"
+        last = min(end * self._n, self._start * self._n + len(self._blocks))
+        return self._gate.wave_of(p) == self._gate.wave_of(last)
 
     def _taken_evaluation(self) -> Frame | None:
         """Later stages: the next frame from the previous stage, if it belongs to an evaluation."""
@@ -686,7 +728,7 @@ class SegmentRun:
         self._emulate(stage)
         gradients = self._compute_backward(p, replace(flying, weight=weight), version, received)
         self._backwarded = p
-        stage.updates.add(p, gradients, weight, flying.scale_exponent)
+        stage.updates.add(p, gradients, weight, flying.scale_exponent, tells_norms=flying.tells_norms)
         if p == self._last:
             stage.updates.flush()
 

@@ -149,6 +149,19 @@ class RunForecast(Section):
     """Simulated time, from the first forward of each segment to the publish that ends it, summed over the segments."""
 
 
+class ActivePhase(Section):
+    """The part of a run in which the same layers are active (`docs/semantics/dynamic-models.md`)."""
+
+    clock: Index
+    """Its first clock."""
+    inactive: tuple[Index, ...]
+    """The layers that are left out."""
+    samples_per_second: NotNegative
+    """Of all virtual workers, with full pipelines."""
+    cuts: tuple[tuple[Index, ...], ...]
+    """Layers of each stage, per virtual worker."""
+
+
 class PlannedProcess(Section):
     """A process, or two that are counted together."""
 
@@ -260,6 +273,10 @@ class PlanDocument(Document):
     """Prediction for the steady state."""
     run: RunForecast | None = None
     """Prediction for the run it was made for; null: no particular run, or one of unknown length."""
+    active_phases: tuple[ActivePhase, ...] = ()
+    """Prediction for the active layers of the job it was made for, from clock to clock; informational. Empty: all of
+    them are always active.
+    """
     host_memory: tuple[PlannedNode, ...] = ()
     """Host memory of the nodes that compute or hold shards, at its peak; informational. Empty: not predicted."""
     links: tuple[PlannedLink, ...] = ()

@@ -68,7 +68,7 @@ def test_the_examples_are_valid(decoder: Decoder) -> None:
 
 
 #: Where a frame says the size of its first tensor: behind its prefix, and the tensor's dtype, rank and place.
-_SIZES_OFFSET = 48 + 3
+_SIZES_OFFSET = 49 + 3
 
 
 def claims() -> list[tuple[str, bytes]]:

@@ -208,7 +208,7 @@ def header_of(tensor: torch.Tensor) -> bytes:
         ([header_of(torch.ones(3)) + b"x"], "1 bytes follow the last tensor"),
         ([header_of(torch.ones(3))] * 4, "without credit: 3 are queued already"),
         ([header_of(torch.ones(0).reshape(0, 1 << 40))], "at most 1000 bytes"),
-        ([b"F" + struct.pack("<I", 1 << 31) + b"HPF2"], "with a header of 2147483648"),
+        ([b"F" + struct.pack("<I", 1 << 31) + b"HPF3"], "with a header of 2147483648"),
     ],
     ids=["nonsense", "nothing", "credit", "cut short", "too long", "no credit", "huge", "huge header"],
 )

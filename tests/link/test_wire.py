@@ -33,9 +33,9 @@ def message_of(data: bytes | bytearray) -> memoryview:
     return memoryview(data + b"\xff" * (FIRST_MESSAGE_BYTES - len(data)))
 
 
-def prefix(*, kind: int = 1, num_tensors: int = 0, magic: bytes = b"HPF2") -> bytes:
+def prefix(*, kind: int = 1, num_tensors: int = 0, magic: bytes = b"HPF3") -> bytes:
     """The fixed part of a header, written here a second time so that a change of the format is noticed."""
-    return struct.pack("<4sBxHqqqqq", magic, kind, num_tensors, 5, 6, 7, 8, 9)
+    return struct.pack("<4sBxxHqqqqq", magic, kind, num_tensors, 5, 6, 7, 8, 9)
 
 
 tensors = st.one_of(
@@ -83,6 +83,7 @@ def test_a_header_says_what_the_frame_was(
     [
         (Frame(FrameKind.FORWARD, 7, 2, 4, (torch.ones(3, 2),), 3), 1, 3),
         (Frame(FrameKind.FORWARD, 7, 2, 4, (torch.ones(3, 2),), 3, scale_exponent=24), 1, 3),
+        (Frame(FrameKind.FORWARD, 7, 2, 4, tells_norms=True), 1, 0),
         (Frame(FrameKind.BARRIER, 7, 2, 7), 3, 0),
         (Frame(FrameKind.SQUARES, 7, 0, 0, (torch.tensor([0.25, 0.0, 1e-300], dtype=torch.float64),)), 5, 0),
         (Frame(FrameKind.NORM, 7, 0, 0, (torch.tensor([1 / 3], dtype=torch.float64),)), 6, 0),
@@ -94,14 +95,14 @@ def test_a_small_frame_arrives_bit_for_bit_in_one_message(frame: Frame, kind: in
     outgoing = encode(frame)
     assert outgoing.following == ()
     message = message_of(outgoing.first)
-    assert struct.unpack_from("<4sBBHqqqqq", message) == (
-        *(b"HPF2", kind, frame.scale_exponent, len(frame.tensors)),
+    assert struct.unpack_from("<4sBBBHqqqqq", message) == (
+        *(b"HPF3", kind, frame.scale_exponent, frame.tells_norms, len(frame.tensors)),
         *(frame.minibatch, frame.clock, frame.local_through, weight, frame.version),
     )
     header = decode(message, _LIMITS)
     assert isinstance(header, FrameHeader)
     received = header.frame(tuple(inside(message, entry) for entry in header.tensors))
-    for name in ("kind", "minibatch", "clock", "local_through", "weight", "scale_exponent", "version"):
+    for name in ("kind", "minibatch", "clock", "local_through", "weight", "scale_exponent", "version", "tells_norms"):
         assert getattr(received, name) == getattr(frame, name)
     for found, sent in zip(received.tensors, frame.tensors, strict=True):
         assert found is not None and sent is not None
@@ -148,8 +149,8 @@ def test_a_decoder_that_remembers_reads_as_one_that_does_not() -> None:
     outcomes = set()
     for number in range(600):
         message = bytearray(encode(Frame(FrameKind.FORWARD, number, 1, 2, cuts[number // 4 % 5])).first)
-        if number % 3 == 0 and len(message) > 48:
-            message[dice.randrange(48, min(len(message), 80))] ^= 1 << dice.randrange(8)
+        if number % 3 == 0 and len(message) > 49:
+            message[dice.randrange(49, min(len(message), 80))] ^= 1 << dice.randrange(8)
         found = []
         for decoder in (remembers, HeaderDecoder(_LIMITS)):
             try:
@@ -168,6 +169,13 @@ def test_a_scale_above_the_largest_is_malformed() -> None:
         decode(memoryview(message), _LIMITS)
 
 
+def test_a_byte_about_norms_that_says_neither_yes_nor_no_is_malformed() -> None:
+    message = bytearray(message_of(encode(Frame(FrameKind.FORWARD, 1, 0, 0, tells_norms=True)).first))
+    message[6] = 2
+    with pytest.raises(MalformedFrame, match="byte about norms is 2 instead of 0 or 1"):
+        decode(memoryview(message), _LIMITS)
+
+
 def test_goodbye() -> None:
     assert isinstance(decode(message_of(encode_close()), _LIMITS), CloseHeader)
 
@@ -175,7 +183,7 @@ def test_goodbye() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"HPF2", "shorter than its header"),
+        (b"HPF3", "shorter than its header"),
         (prefix(magic=b"JUNK"), "JUNK"),
         (prefix(kind=200), "unknown frame kind 200"),
         (prefix(num_tensors=MAX_TENSORS + 1), "513 tensors"),

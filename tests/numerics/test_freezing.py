@@ -6,6 +6,7 @@ The reference computes their gradients no more (`requires_grad_(False)`) and has
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,10 +19,13 @@ from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import FreezeLine
+from hetpipe.pipeline import updates
+from hetpipe.pipeline.clipping import layer_squares
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.decisions import MoveDecision
 from hetpipe.values.ids import Clock
 from hetpipe.values.policies import POLICIES
+from hetpipe.weights.averaging import GradientsByName
 from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
 from tests.numerics.test_deaths import BATCH_NORM
@@ -276,10 +280,14 @@ def decided_by_norms(what: Case, folder: Path, alpha: Fraction) -> tuple[dict[in
         result = run_reference(what.reference(frozen=chosen, extra_barriers=extra))
         before, totals = found[max(found)], dict[int, float]()
         for vw in range(what.workers):
-            waves = [(p - 1) // what.wave for owner, p in result.minibatches if owner == vw and p <= clock * what.wave]
+            waves = [
+                (p - 1) // what.wave
+                for owner, p in result.minibatches
+                if owner == vw and max(found) * what.wave < p <= clock * what.wave
+            ]
             own = dict[int, float]()
             for (owner, p), record in sorted(result.minibatches.items()):
-                if owner == vw and (p - 1) // what.wave == max(waves):
+                if owner == vw and (p - 1) // what.wave == max(waves, default=None):
                     own = {layer: own.get(layer, 0.0) + square for layer, square in record.squares.items()}
             totals = {layer: totals.get(layer, 0.0) + square for layer, square in own.items()}
         layers = sorted(totals)
@@ -316,8 +324,20 @@ def decided_by_norms(what: Case, folder: Path, alpha: Fraction) -> tuple[dict[in
     ],
     ids=["epochs", "waves", "replicas"],
 )
-def test_norms_of_gradients_decide_what_freezes(what: Case, tmp_path: Path) -> None:
+def test_norms_of_gradients_decide_what_freezes(what: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed for the last wave of each virtual worker before a barrier alone."""
+    computed: list[object] = []
+
+    def noted(gradients: GradientsByName, layers: Mapping[int, Sequence[str]]) -> dict[int, float]:
+        computed.append(layers)
+        return layer_squares(gradients, layers)
+
+    monkeypatch.setattr(updates, "layer_squares", noted)
     run(what, tmp_path)
+    planned = {0, *(line["clock"] for line in decisions(tmp_path, "barrier"))}
+    assert isinstance(what.stages, list)
+    last_waves = sum(len(counts) for counts in what.stages) * (len(planned) - 1)
+    assert last_waves <= len(computed) <= last_waves * what.wave, "one wave for each stage and barrier"
     found, expected = decided_by_norms(what, tmp_path, Fraction(str(what.freeze["alpha"])))
     assert_same_bits(trained(tmp_path), expected)
     frozen = {line["clock"]: line["frozen"] for line in decisions(tmp_path, "freeze")}

@@ -122,6 +122,7 @@ PLAN: dict[str, Any] = {
         }
     ],
     "alternatives": [{"name": "NP", "samples_per_second": None, "reason": "n0: layer c misses 20 bytes"}],
+    "active_phases": [{"clock": 4, "inactive": [1], "samples_per_second": 12.5, "cuts": [[1, 2], [3]]}],
     "borders": [
         {
             "virtual_worker": 0,

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from hetpipe.decide.elastic.activation import inactive_layers
-from hetpipe.decide.simulator.result import ActivePhase
 from hetpipe.errors import UserError
 from hetpipe.report.text import columns, rate
 from hetpipe.values.activation import Activation, layers_text
 from hetpipe.values.ids import Clock
+from hetpipe.values.plan_document import ActivePhase
 from hetpipe.values.profile import Profile
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -153,7 +153,7 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
     options = completed_options(planning.options, request, job, known)
     if request.fit:
         return _fit(known.profile, known.cluster, options, output)
-    planned = plan_for(known, options)
+    planned = plan_for(known, options, job)
     document = planned.document
     remarks = [*planning.remarks, *_links_remarks(known.links, shell)]
     if request.out is not None:
@@ -168,20 +168,23 @@ def run(request: Options, output: Output, shell: Shell) -> ExitStatus:
         from rich.console import Console
 
         show_facts(planned.facts, Console(file=output.people, highlight=False), why="full" if request.why else "brief")
-    if job is not None:
-        remarks += activity_remarks(job, document, known)
+    remarks += active_phase_lines(document.active_phases, document.predicted.samples_per_second)
     output.say(*remarks)
     if output.machine is not None:
         output.answer(to_plain(document))
     return ExitStatus.OK
 
 
-def activity_remarks(job: Job, document: PlanDocument, known: Known) -> Sequence[str]:
-    """How fast the plan is while not all layers of the job are active; nothing if they always are."""
+def with_active_phases(document: PlanDocument, job: Job, known: Known) -> PlanDocument:
+    """The plan with its speed while not all layers of the job are active, if they ever are not.
+
+    Raises:
+        PlanError: the job names a layer that the profile does not have.
+    """
     activations = activations_of(job, [layer.name for layer in known.profile.layers])
     how = simulation_options(document, staleness=document.staleness, stragglers={})
     phases = active_phases(document, known.profile, known.cluster, how, activations, recut=job.elastic.recut)
-    return [*active_phase_lines(phases, document.predicted.samples_per_second)]
+    return document.model_copy(update={"active_phases": phases})
 
 
 def completed_options(options: PlanOptions, request: Options, job: Job | None, known: Known) -> PlanOptions:
@@ -204,15 +207,15 @@ class Planned:
     """A plan, and what explains it."""
 
     document: PlanDocument
-    """With the origin of the links' speeds."""
+    """With the origin of the links' speeds, and the phases in which not all layers of the job are active."""
     facts: PlanFacts
 
 
-def plan_for(known: Known, options: PlanOptions) -> Planned:
+def plan_for(known: Known, options: PlanOptions, job: Job | None) -> Planned:
     """The fastest plan that fits.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or the job names a layer that the profile does not have.
     """
     # slow to import
     from hetpipe.decide.planner.choose import choose_plan
@@ -220,7 +223,8 @@ def plan_for(known: Known, options: PlanOptions) -> Planned:
 
     document = choose_plan(known.profile, known.cluster, options, predict=predicted)
     facts = PlanFacts(document, costs_of(document, known.profile, known.cluster), options)
-    return Planned(known.links.noted_in(document, known.cluster), facts)
+    document = known.links.noted_in(document, known.cluster)
+    return Planned(document if job is None else with_active_phases(document, job, known), facts)
 
 
 def _fit(profile: Profile, cluster: Cluster, options: PlanOptions, output: Output) -> ExitStatus:

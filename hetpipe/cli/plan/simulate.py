@@ -167,7 +167,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
             remarks.append(f"it has {len(result.activities)} activities; give fewer --minibatches for a smaller one")
     output.say(*remarks)
     told = to_json(result) | ({"phases": [asdict(phase) for phase in phases]} if phases else {})
-    told |= {"active_phases": [asdict(phase) for phase in active]} if active else {}
+    told |= {"active_phases": [phase.model_dump(mode="json") for phase in active]} if active else {}
     output.answer(
         told,
         *lines(result, plan, how),

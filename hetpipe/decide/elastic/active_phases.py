@@ -10,11 +10,10 @@ from hetpipe.decide.elastic.replanning import activation_cuts
 from hetpipe.decide.planner.active_profile import active_profile
 from hetpipe.decide.simulator.documents import costs_of, simulated_plan, with_cuts
 from hetpipe.decide.simulator.options import SimulationOptions
-from hetpipe.decide.simulator.result import ActivePhase
 from hetpipe.decide.simulator.simulate import simulate
 from hetpipe.values.activation import Activation
 from hetpipe.values.cluster import Cluster
-from hetpipe.values.plan_document import PlanDocument
+from hetpipe.values.plan_document import ActivePhase, PlanDocument
 from hetpipe.values.profile import Profile
 
 
@@ -55,6 +54,11 @@ def active_phases(
         costs = costs_of(document, active_profile(profile, activation.inactive), cluster)
         cuts = tuple(tuple(last - first for first, last in pairwise(own)) for own in bounds.values())
         found.append(
-            ActivePhase(activation.clock, activation.inactive, simulate(plan, costs, how).samples_per_second, cuts)
+            ActivePhase(
+                clock=activation.clock,
+                inactive=activation.inactive,
+                samples_per_second=simulate(plan, costs, how).samples_per_second,
+                cuts=cuts,
+            )
         )
     return tuple(found)

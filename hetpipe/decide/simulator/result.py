@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hetpipe.values.ids import DeviceId
+from hetpipe.values.plan_document import ActivePhase
 
 
 class ActivityKind(Enum):
@@ -59,20 +60,6 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class ActivePhase:
-    """The part of a run in which the same layers are active."""
-
-    clock: int
-    """Its first clock."""
-    inactive: tuple[int, ...]
-    """The layers that are left out."""
-    samples_per_second: float
-    """Of all virtual workers, with full pipelines."""
-    cuts: tuple[tuple[int, ...], ...]
-    """Layers of each stage, per virtual worker."""
-
-
-@dataclass(frozen=True, slots=True)
 class SimulationResult:
     """Result of a simulation. Virtual workers are in the order of the plan."""
 
@@ -81,8 +68,8 @@ class SimulationResult:
     after filling and before draining; summed over the virtual workers. For a run of under 4 waves, of the whole run."""
     worker_samples_per_second: tuple[float, ...]
     """The summands."""
-    pulls_per_wave: tuple[float, ...]
-    """Of each virtual worker; 1 unless weights are pulled only when D requires it."""
+    pulls_per_wave: tuple[tuple[float, ...], ...]
+    """Of each stage of each virtual worker; 1 unless weights are pulled only when D requires it."""
     waiting_seconds: tuple[float, ...]
     """For each virtual worker's first stage: time in which the clock required by its next minibatch was not published.
     """

@@ -145,7 +145,7 @@ class Member:
     samples: dict[Wave, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     #: wave → layer → squared norm of its gradients, where norms decide what freezes. Uncommitted waves only.
     squares: dict[Wave, dict[int, float]] = field(default_factory=dict)
-    #: Those of its last wave that was not empty.
+    #: Those of its last wave in this segment that was not empty; stages tell them of that wave alone.
     newest_squares: dict[int, float] = field(default_factory=dict)
     #: Of one that left: the stages that have written their parts of the barrier's checkpoint.
     written: set[StageIndex] = field(default_factory=set)
@@ -1045,6 +1045,8 @@ class DecisionLog:
         """Cross a barrier: remove leaving members, add newcomers, and set members and end of the next segment."""
         passed, start, inactive_before = self.segment, self.published, self.progress.inactive
         squares = {vw: member.newest_squares for vw, member in self.members.items() if member.newest_squares}
+        for member in self.members.values():
+            member.newest_squares = {}
         self.deciding, self.frozen_before, self.lineup_before = {}, self.progress.frozen, self.progress.lineup
         reasons, ends = passed.reasons, ends_run(passed.reasons)
         if not ends and start > self.config.progress.clock:

@@ -197,6 +197,13 @@ def test_a_job_with_inactive_layers_is_forecast_with_and_without_them() -> None:
     assert "from clock inactive virtual workers samples/s 0 layers 3-5 " in words
     assert "4 none " in words
     assert "with all layers active " in words
+    document = document_of(PlanDocument, last_line(invoke("job.yaml", *QUICK, "--json")), what="stdout")
+    start, later = document.active_phases
+    assert [(phase.clock, phase.inactive) for phase in (start, later)] == [(0, (3, 4, 5)), (4, ())]
+    own = tuple(stage.layers[1] - stage.layers[0] for stage in document.virtual_workers[0].stages)
+    assert start.cuts[0] == own, "no layers move without elastic.recut"
+    assert start.samples_per_second > 1.2 * later.samples_per_second
+    assert later.samples_per_second == pytest.approx(document.predicted.samples_per_second, rel=0.01)
 
 
 def test_a_profile_of_other_minibatches_is_refused() -> None:

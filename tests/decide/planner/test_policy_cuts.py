@@ -188,3 +188,36 @@ def test_a_search_that_ends_early_has_a_plan_that_fits() -> None:
             if found is not None:
                 check(places, found)
                 assert found.lower_bound_ticks <= found.ticks
+
+
+def kept_ticks(place: StagePlace, first: int, last: int) -> tuple[int, int]:
+    """Time and memory of a stage that keeps everything."""
+    cost = stage_memory(place.figures(first, last), ["keep"] * (last - first))
+    return cost.ticks, cost.num_bytes
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_where_the_fastest_cut_fits_to_the_byte_nothing_is_swapped_or_recomputed(seed: int) -> None:
+    """With a byte less mostly something has to be."""
+    rng = random.Random(seed)
+    pressed = 0
+    for _ in range(60):
+        num_layers = rng.randint(2, 9)
+        places = places_of(rng, num_layers, rng.randint(1, min(3, num_layers)))
+        inner = itertools.combinations(range(1, num_layers), len(places) - 1)
+        every = [(0, *borders, num_layers) for borders in inner]
+        stages = {
+            cuts: [kept_ticks(place, *ends) for place, ends in zip(places, itertools.pairwise(cuts), strict=True)]
+            for cuts in every
+        }
+        cuts = min(every, key=lambda cuts: max(stages[cuts])[0])
+        ticks = max(stages[cuts])[0]
+        exactly = [replace(place, memory_bytes=need) for place, (_, need) in zip(places, stages[cuts], strict=True)]
+        found = cut_with_policies(exactly, range(1, num_layers))
+        assert found is not None
+        assert found.rank == (ticks, 0, 0)
+        assert all(policy == "keep" for stage in found.stages for policy in stage.memory.policies)
+        less = [replace(place, memory_bytes=place.memory_bytes - 1) for place in exactly]
+        slower = cut_with_policies(less, range(1, num_layers))
+        pressed += slower is None or slower.rank > found.rank
+    assert pressed > 30

@@ -679,11 +679,17 @@ class TestPlanVersions:
         assert log.plans[VW[0]].version == (1 if end > 4 else 0)
 
 
-def freezing(*changes: FreezeChange, start: int = 0) -> DecisionLog:
+def freezing(
+    *changes: FreezeChange, start: int = 0, alpha: str | None = None, every_waves: int | None = None
+) -> DecisionLog:
     """A log that has started: six layers, of which the second and the fifth have no parameters."""
     config = SCENARIO.log_config()
     log = DecisionLog(
-        replace(config, freezing=Freezing((0, 2, 3, 5), changes), progress=replace(config.progress, frozen=start))
+        replace(
+            config,
+            freezing=Freezing((0, 2, 3, 5), changes, alpha=alpha, every_waves=every_waves),
+            progress=replace(config.progress, frozen=start),
+        )
     )
     for vw, count in enumerate(SCENARIO.num_stages):
         for stage in range(count):
@@ -725,6 +731,25 @@ class TestFrozenLayers:
         assert frozen(freezing(start=2)) == (2, 3)
         assert freezing(start=2).snapshot().frozen == (FrozenSince(Clock(0), 2, 3),)
         assert frozen(freezing(FreezeChange(1, epoch=0), start=2)) == (2, 3)
+
+    def test_norms_of_the_segment_that_ends_decide_and_no_older_ones(self) -> None:
+        """At clock 2 those of both; at 4 a virtual worker without minibatches since then has none."""
+        log = freezing(alpha="1/2", every_waves=2)
+        for wave in range(4):
+            for stage in (0, 1):
+                blocks = None if stage else ((2 * wave,), (2 * wave + 1,))
+                squares = {0: 9.0, 2: 9.0} if stage == 0 else {3: 1.0, 5: 9.0}
+                told = squares if wave % 2 else {}
+                log.staged(VW[0], LIFE, Wave(wave), StageIndex(stage), blocks, segment=log.segment.start, squares=told)
+            own = ((22,), (23,)) if wave == 1 else ()
+            squares = {0: 0.0, 2: 0.0, 3: 100.0, 5: 100.0} if own else {}
+            log.staged(VW[1], LIFE, Wave(wave), StageIndex(0), own, segment=log.segment.start, squares=squares)
+            acknowledge(log)
+            if wave == 1:
+                assert frozen(log) == (0, 0), "18, 9, 101, 109"
+                assert log.deciding.keys() == {VW[0], VW[1]}
+        assert frozen(log) == (2, 3), "9, 9, 1, 9"
+        assert log.deciding == {VW[0]: {0: 9.0, 2: 9.0, 3: 1.0, 5: 9.0}}
 
     def test_ties_lower_it(self) -> None:
         tied = Freezing((0, 2, 2, 5), (FreezeChange(2, epoch=0),))
