@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 
 from benchmarks.bare import BareStream, serve_bare
 from benchmarks.certificates import certify
+from benchmarks.hand_overs import HandOvers, pair
 from benchmarks.sizes import sized
 from benchmarks.stages import use_one_thread
 from hetpipe.clock import SYSTEM_CLOCK
@@ -51,6 +53,7 @@ NUM_TRIPS = sized(300, 20)
 TRIP_BYTES = 64 * 1024
 
 RAW = "raw TCP"
+HAND_OVERS = "hand-overs alone"
 
 #: The links: kind, and whether with TLS.
 LINKS: Mapping[str, tuple[LinkKind, bool]] = {
@@ -107,25 +110,29 @@ def receive_everything(pipe: Connection, folder: Path) -> None:
         name: BareStream(pipe.recv(), "0", tls=Tls(folder) if tls else None, server_name=names)
         for name, tls in BARE.items()
     }
+    sends, receives, descriptor = pipe.recv(), pipe.recv(), pipe.recv()
+    hand_overs = HandOvers(sends, receives, descriptor.detach(), is_first=False)
     while (order := pipe.recv()) is not None:
         name, frame_bytes = order
-        if name == RAW and not frame_bytes:
-            for _ in range(NUM_TRIPS):
-                raw.sendall(_exactly(raw, TRIP_BYTES))
-        elif name == RAW:
-            _receive_raw(raw, frame_bytes)
-        elif name in BARE:
+        if name in BARE:
             raw.sendall(b"r")
             bare[name].pull(memoryview(bytearray(frame_bytes)), times=num_frames(frame_bytes))
             raw.sendall(b"k")
-        elif not frame_bytes:
-            _echo(links[name])
+        elif frame_bytes:
+            _receive_raw(raw, frame_bytes) if name == RAW else _receive_frames(links[name], num_frames(frame_bytes))
+        elif name == HAND_OVERS:
+            for _ in range(NUM_TRIPS):
+                hand_overs.send(hand_overs.receive())
+        elif name == RAW:
+            for _ in range(NUM_TRIPS):
+                raw.sendall(_exactly(raw, TRIP_BYTES))
         else:
-            _receive_frames(links[name], num_frames(frame_bytes))
+            _echo(links[name])
     for link in links.values():
         link.close()
     for stream in bare.values():
         stream.close()
+    hand_overs.close()
     raw.close()
 
 
@@ -174,6 +181,11 @@ class Bench:
             server, address = serve_bare(2, Tls(folder) if tls else None)
             self._servers.append(server)
             pipe.send(address)
+        (sends, receives, descriptor), theirs = pair()
+        self._hand_overs = HandOvers(sends, receives, descriptor, is_first=True)
+        pipe.send(theirs[0])
+        pipe.send(theirs[1])
+        pipe.send(DupFd(theirs[2]))
 
     def _link(self, kind: LinkKind, footing: LinkNetwork) -> Link:
         listener = listen(kind, _cut(0), footing)
@@ -217,6 +229,9 @@ class Bench:
             if name == RAW:
                 self._raw.sendall(bytes(TRIP_BYTES))
                 _exactly(self._raw, TRIP_BYTES)
+            elif name == HAND_OVERS:
+                self._hand_overs.send(tensor)
+                self._hand_overs.receive()
             else:
                 self._links[name].send(Frame(FrameKind.FORWARD, p, 0, 0, (tensor,)), deadline_seconds=_SECONDS)
                 self._links[name].receive(timeout_seconds=_SECONDS)
@@ -230,6 +245,7 @@ class Bench:
             link.close()
         for server in self._servers:
             server.stop(None)
+        self._hand_overs.close()
         self._raw.close()
 
 
@@ -264,7 +280,7 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
 
 def measure_one_way(rounds: int) -> dict[str, float]:
     """Contender → median over rounds of the microseconds of one way."""
-    found: dict[str, list[float]] = {name: [] for name in (RAW, *LINKS)}
+    found: dict[str, list[float]] = {name: [] for name in (RAW, HAND_OVERS, *LINKS)}
     with _two_processes() as bench:
         for number in range(rounds + 1):
             for name, seconds in found.items():

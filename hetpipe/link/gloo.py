@@ -305,8 +305,9 @@ class GlooSender:
         try:
             # The first message is written here if a receive is posted (tens of microseconds); large tensors wait for
             # the receiver to post, and gloo's own thread writes them.
-            works = [self._connection.post_send(outgoing.first, _TAG_FIRST)]
-            works += [self._connection.post_send(message, _TAG_TENSOR) for message in outgoing.following]
+            first = torch.frombuffer(bytearray(outgoing.first), dtype=torch.uint8)
+            works = [self._connection.post_send(first, _TAG_FIRST)]
+            works += [self._connection.post_send(as_bytes(tensor), _TAG_TENSOR) for tensor in outgoing.following]
             for work in works:
                 work.wait(_FOREVER)
         except RuntimeError as error:

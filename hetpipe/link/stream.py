@@ -21,7 +21,15 @@ import torch
 
 from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import Frame, LinkLimits
-from hetpipe.link.wire import FIRST_MESSAGE_BYTES, CloseHeader, EncodedFrame, FrameHeader, decode
+from hetpipe.link.wire import (
+    FIRST_MESSAGE_BYTES,
+    CloseHeader,
+    EncodedFrame,
+    FrameHeader,
+    HeaderDecoder,
+    encode,
+    memory_of,
+)
 from hetpipe.wire.segment import SLOT_BYTES, Parts, address_of
 
 #: Maximum bytes of large tensors in one message. Larger messages need fewer wake-ups, smaller ones are still in the
@@ -31,6 +39,7 @@ PAYLOAD_BYTES = 1024 * 1024
 _BEGIN = struct.Struct("<cI")
 _CREDIT = struct.Struct("<cI")
 _BEGIN_TAG, _MORE_TAG, _CREDIT_TAG = b"F", b"M", b"C"
+_BEGIN_CODE, _MORE_CODE, _CREDIT_CODE = b"FMC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +62,21 @@ def messages_of(outgoing: EncodedFrame) -> Iterator[Parts]:
 
     The pieces are views of the frame's memory.
     """
-    first = _memory(outgoing.first)
-    begin = _BEGIN.pack(_BEGIN_TAG, len(first))
-    head: list[bytes | memoryview] = [begin, first]
-    room = min(PAYLOAD_BYTES, SLOT_BYTES - len(begin) - len(first))
-    for parts in _portions([_memory(tensor) for tensor in outgoing.following], room):
+    head: list[bytes | memoryview] = [_beginning(outgoing.first)]
+    room = min(PAYLOAD_BYTES, SLOT_BYTES - len(head[0]))
+    for parts in _portions([memory_of(tensor) for tensor in outgoing.following], room):
         yield head + parts
         head = [_MORE_TAG]
+
+
+def message_of(frame: Frame) -> Parts:
+    """The message of a frame that is one, as `messages_of` makes it."""
+    outgoing = encode(frame)
+    return (_beginning(outgoing.first), *map(memory_of, outgoing.following))
+
+
+def _beginning(first: bytes | bytearray) -> bytes:
+    return b"".join((_BEGIN.pack(_BEGIN_TAG, len(first)), first))
 
 
 def _portions(payloads: Sequence[memoryview], room: int) -> Iterator[list[bytes | memoryview]]:
@@ -88,7 +105,7 @@ class Assembler:
 
     def __init__(self, limits: LinkLimits, *, admit: Callable[[], None]) -> None:
         """Check against `limits`; `admit` is called before anything is allocated for a frame, and may reject it."""
-        self._limits = limits
+        self._headers = HeaderDecoder(limits)
         self._admit = admit
         #: The frame being reassembled, and its missing large tensors: the first one is being filled.
         self._header: FrameHeader | None = None
@@ -106,16 +123,15 @@ class Assembler:
         Raises:
             MalformedFrame: the message violates the format or the limits.
         """
-        tag = bytes(message[:1])
-        if tag == _CREDIT_TAG and len(message) == _CREDIT.size:
+        tag = message[0] if len(message) else None
+        if tag == _CREDIT_CODE and len(message) == _CREDIT.size:
             return Credit(_CREDIT.unpack(message)[1])
-        if tag == _MORE_TAG and self._header is not None and len(message) > 1:
+        if tag == _MORE_CODE and self._header is not None and len(message) > 1:
             return self._fill(message, 1)
-        if tag == _BEGIN_TAG and self._header is None:
+        if tag == _BEGIN_CODE and self._header is None:
             return self._begin(message)
-        raise MalformedFrame(
-            f"a message of {len(message)} bytes begins with {tag!r} {'within' if self._header else 'between'} frames"
-        )
+        place = "within" if self._header else "between"
+        raise MalformedFrame(f"a message of {len(message)} bytes begins with {bytes(message[:1])!r} {place} frames")
 
     def _begin(self, message: bytes | memoryview) -> Received | None:
         first_bytes = _BEGIN.unpack_from(message)[1] if len(message) >= _BEGIN.size else 0
@@ -123,12 +139,12 @@ class Assembler:
         if not 0 < first_bytes <= FIRST_MESSAGE_BYTES or end > len(message):
             raise MalformedFrame(f"a message of {len(message)} bytes begins a frame with a header of {first_bytes}")
         first = bytes(message[_BEGIN.size : end])
-        header = decode(memoryview(first), self._limits)
+        header = self._headers.decode(first)
         if isinstance(header, CloseHeader):
             return header
         self._admit()
         self._header = header
-        self._tensors = tuple(None if t is None else torch.empty(t.shape, dtype=t.dtype) for t in header.tensors)
+        self._tensors = tuple([None if t is None else torch.empty(t.shape, dtype=t.dtype) for t in header.tensors])
         self._missing, self._filled = [], 0
         for tensor, entry in zip(self._tensors, header.tensors, strict=True):
             if tensor is None or entry is None or not entry.num_bytes:
@@ -145,7 +161,7 @@ class Assembler:
             if not self._missing:
                 raise MalformedFrame(f"{len(message) - position} bytes follow the last tensor of a frame")
             tensor = self._missing[0]
-            wanted = tensor.numel() * tensor.itemsize
+            wanted = tensor.nbytes
             length = min(wanted - self._filled, len(message) - position)
             _copy(tensor, self._filled, message, position, length)
             position += length
@@ -158,16 +174,6 @@ class Assembler:
         frame = self._header.frame(self._tensors)
         self._header, self._tensors = None, ()
         return frame
-
-
-def _memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, which lives as long as they are viewed."""
-    num_bytes = tensor.numel() * tensor.itemsize
-    if not num_bytes:
-        return memoryview(b"")
-    array = (ctypes.c_char * num_bytes).from_address(tensor.data_ptr())
-    array.owner = tensor  # type: ignore[attr-defined]
-    return memoryview(array).cast("B")
 
 
 def _copy(tensor: torch.Tensor, to: int, message: bytes | memoryview, start: int, length: int) -> None:

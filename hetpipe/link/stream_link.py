@@ -23,7 +23,7 @@ from hetpipe.link.cut import Cut
 from hetpipe.link.frame_queue import Ends, FrameQueue, LinkClosure, closed_by, describe
 from hetpipe.link.policy import Frame, Link, LinkLimits
 from hetpipe.link.send_queue import SendQueue
-from hetpipe.link.stream import Assembler, Credit, credit_message, messages_of
+from hetpipe.link.stream import Assembler, Credit, credit_message, message_of, messages_of
 from hetpipe.link.wire import CloseHeader, EncodedFrame, encode, encode_close
 from hetpipe.values.requests import LinkHello
 from hetpipe.values.run import LinkTime
@@ -72,8 +72,7 @@ class StreamSender:
     # -- the stage -----------------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame, *, deadline_seconds: float) -> None:
-        """Queue `frame` for the stream."""
-        self._raise_if_ended(frame)
+        """Write `frame`, or queue it for the stream."""
         if not self._queue.put(
             frame, deadline_seconds=deadline_seconds, has_ended=self._has_ended, send_now=self._sent_now
         ):
@@ -83,7 +82,7 @@ class StreamSender:
         """Record that the stage has taken a frame from the inbox."""
         with self._changed:
             self._window.take()
-            if self._window.is_due:
+            if self._window.is_due and not self._has_granted_now():
                 self._changed.notify_all()
 
     def say_goodbye(self, timeout_seconds: float) -> bool:
@@ -161,9 +160,15 @@ class StreamSender:
         num_bytes = sum(tensor.nbytes for tensor in frame.tensors if tensor is not None)
         if not self._is_idle or not self._credit or self._is_paced or num_bytes > _MOST_BYTES_NOW:
             return False
-        is_sent = self._send_now(lambda: next(messages_of(encode(frame))))  # so small a frame is one message
+        is_sent = self._send_now(lambda: message_of(frame))
         self._credit -= int(is_sent)
         return is_sent
+
+    def _has_granted_now(self) -> bool:
+        """Write the credit to be sent to the idle stream, as `_sent_now` writes a frame."""
+        if not self._is_idle or self._frames or self._is_over():
+            return False
+        return self._send_now(lambda: (credit_message(self._window.grant()),))
 
     def _has_work(self) -> bool:
         may_send = bool(self._frames) and (self._credit > 0 or self._frames[0] is None)

@@ -14,10 +14,12 @@ All integers are little-endian, and so are the raw elements of the tensors.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -48,10 +50,12 @@ _CODE_OF_DTYPE = {dtype: code for code, dtype in _DTYPE_OF_CODE.items()}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedFrame:
-    """A frame ready to be sent: its messages, all flat uint8 CPU tensors."""
+    """A frame ready to be sent."""
 
-    first: torch.Tensor
+    first: bytes | bytearray
+    """The first message."""
     following: tuple[torch.Tensor, ...]
+    """The tensors whose bytes are messages of their own, contiguous and on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,8 @@ class TensorHeader:
     shape: tuple[int, ...]
     offset: int | None
     """Position of its bytes in the first message; None if they are sent in a message of their own."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the payload."""
-        return math.prod(self.shape) * self.dtype.itemsize
+    num_bytes: int
+    """Size of the payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def portable(tensors: Sequence[torch.Tensor | None], limits: LinkLimits) -> tupl
             )
         if tensor.dim() > MAX_RANK:
             raise PlanError(f"tensor {index} that crosses a cut has {tensor.dim()} dimensions; at most {MAX_RANK}")
-        num_bytes += tensor.numel() * tensor.itemsize
+        num_bytes += tensor.nbytes
     if num_bytes > limits.frame_bytes:
         raise ResourceExhausted(
             f"a frame of {bytes_text(num_bytes, round_up=True)} exceeds the limit of {bytes_text(limits.frame_bytes)}"
@@ -131,7 +132,7 @@ def portable(tensors: Sequence[torch.Tensor | None], limits: LinkLimits) -> tupl
 
 
 def _portable(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg():
+    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
         return tensor.detach() if tensor.requires_grad else tensor
     return tensor.detach().resolve_neg().contiguous().to("cpu")
 
@@ -141,82 +142,149 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, which lives as long as they are viewed."""
+    if not tensor.nbytes:
+        return memoryview(b"")
+    array = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    array.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the first message of frames with tensors of these types and shapes looks like."""
+
+    tensors: bytes
+    """Their headers, and zeros up to the end of the message."""
+    inside: tuple[tuple[int, int, int], ...]
+    """Those in this message, but for empty ones: index, and the place of their bytes."""
+    following: tuple[int, ...]
+    """Indices of the others."""
+
+
+@lru_cache(maxsize=256)
+def _layout(specs: tuple[tuple[torch.dtype, torch.Size] | None, ...]) -> _Layout:
+    """The layout for tensors of these types and shapes: the same for most frames of a cut."""
+    header = bytearray()
+    header_bytes = _PREFIX.size + sum(
+        _TENSOR.size + (0 if each is None else _SIZES[len(each[1])].size) for each in specs
+    )
+    end = header_bytes
+    inside: list[tuple[int, int, int]] = []
+    following: list[int] = []
+    for index, each in enumerate(specs):
+        if each is None:
+            header += _TENSOR.pack(_NO_TENSOR, 0, 0)
+            continue
+        dtype, shape = each
+        start = _aligned(end)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        fits = start + num_bytes <= FIRST_MESSAGE_BYTES
+        header += _TENSOR.pack(_CODE_OF_DTYPE[dtype], len(shape), int(fits))
+        header += _SIZES[len(shape)].pack(*shape)
+        if not fits:
+            following.append(index)
+        elif num_bytes:
+            end = start + num_bytes
+            inside.append((index, start, end))
+    header += bytes(end - header_bytes)
+    return _Layout(bytes(header), tuple(inside), tuple(following))
+
+
 def encode(frame: Frame) -> EncodedFrame:
     """The messages of `frame`, whose tensors are `portable`. Large tensors are shared with it, small ones copied."""
     tensors = frame.tensors
-    header = bytearray(
-        _PREFIX.pack(
-            _MAGIC,
-            frame.kind.value,
-            frame.scale_exponent,
-            frame.tells_norms,
-            len(tensors),
-            frame.minibatch,
-            frame.clock,
-            frame.local_through,
-            frame.weight,
-            frame.version,
-        )
+    layout = _layout(tuple([None if tensor is None else (tensor.dtype, tensor.shape) for tensor in tensors]))
+    prefix = _PREFIX.pack(
+        _MAGIC,
+        frame.kind.value,
+        frame.scale_exponent,
+        frame.tells_norms,
+        len(tensors),
+        frame.minibatch,
+        frame.clock,
+        frame.local_through,
+        frame.weight,
+        frame.version,
     )
-    header_bytes = len(header) + sum(_TENSOR.size + (0 if t is None else _SIZES[t.dim()].size) for t in tensors)
-    end = header_bytes
-    following: list[torch.Tensor] = []
-    inside: list[tuple[int, torch.Tensor]] = []
-    for tensor in tensors:
-        if tensor is None:
-            header += _TENSOR.pack(_NO_TENSOR, 0, 0)
-            continue
-        start = _aligned(end)
-        num_bytes = tensor.numel() * tensor.itemsize
-        fits = start + num_bytes <= FIRST_MESSAGE_BYTES
-        header += _TENSOR.pack(_CODE_OF_DTYPE[tensor.dtype], tensor.dim(), int(fits))
-        header += _SIZES[tensor.dim()].pack(*tensor.shape)
-        if not fits:
-            following.append(as_bytes(tensor))
-        elif num_bytes:
-            inside.append((start, as_bytes(tensor)))
-            end = start + num_bytes
-    header += bytes(end - header_bytes)
-    first = torch.frombuffer(header, dtype=torch.uint8)
-    for start, payload in inside:
-        first[start : start + payload.numel()].copy_(payload)
-    return EncodedFrame(first, tuple(following))
+    if not layout.inside:
+        return EncodedFrame(prefix + layout.tensors, tuple([_present(tensors[index]) for index in layout.following]))
+    first = bytearray(prefix + layout.tensors)
+    for index, start, end in layout.inside:
+        first[start:end] = memory_of(_present(tensors[index]))
+    return EncodedFrame(first, tuple([_present(tensors[index]) for index in layout.following]))
 
 
-def encode_close() -> torch.Tensor:
+def _present(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None, "the layout names no absent tensor"
+    return tensor
+
+
+def encode_close() -> bytes:
     """Encode the goodbye."""
-    return torch.frombuffer(bytearray(_PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0, 0, 0)), dtype=torch.uint8)
+    return _PREFIX.pack(_MAGIC, _CLOSE_CODE, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
-def decode(message: memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
+def decode(message: bytes | memoryview, limits: LinkLimits) -> FrameHeader | CloseHeader:
     """Decode and validate the header of a first message; `message` may have trailing bytes. Allocates no tensor.
 
     Raises:
         MalformedFrame: the message violates the format or the limits.
     """
-    if len(message) < _PREFIX.size:
-        raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
-    magic, code, scale_exponent, tells_norms, num_tensors, *numbers = _PREFIX.unpack_from(message)
-    if magic != _MAGIC:
-        raise MalformedFrame(f"a frame starts with {bytes(magic)!r} instead of {_MAGIC!r}")
-    if code == _CLOSE_CODE:
-        return CloseHeader()
-    if code not in _KINDS:
-        raise MalformedFrame(f"unknown frame kind {code}")
-    if scale_exponent > LARGEST_SCALE_EXPONENT:
-        raise MalformedFrame(
-            f"a frame announces a loss scale of 2^{scale_exponent}; at most 2^{LARGEST_SCALE_EXPONENT}"
+    return HeaderDecoder(limits).decode(message)
+
+
+class HeaderDecoder:
+    """Decodes and validates the headers of the first messages of one stream.
+
+    It remembers the tensors of the last header: those of the next one are mostly the same, byte for byte, and then so
+    is everything that was checked of them.
+    """
+
+    def __init__(self, limits: LinkLimits) -> None:
+        """Validate against `limits`."""
+        self._limits = limits
+        #: Number of tensors and bytes of the last message, the bytes that described the tensors, and these.
+        self._last: tuple[int, int, bytes, tuple[TensorHeader | None, ...]] = (0, -1, b"", ())
+
+    def decode(self, message: bytes | memoryview) -> FrameHeader | CloseHeader:
+        """Decode the next header, as the function `decode`."""
+        if len(message) < _PREFIX.size:
+            raise MalformedFrame(f"a frame of {len(message)} bytes is shorter than its header of {_PREFIX.size} bytes")
+        magic, code, scale_exponent, tells_norms, num_tensors, *numbers = _PREFIX.unpack_from(message)
+        if magic != _MAGIC:
+            raise MalformedFrame(f"a frame starts with {bytes(magic)!r} instead of {_MAGIC!r}")
+        if code == _CLOSE_CODE:
+            return CloseHeader()
+        if code not in _KINDS:
+            raise MalformedFrame(f"unknown frame kind {code}")
+        if scale_exponent > LARGEST_SCALE_EXPONENT:
+            raise MalformedFrame(
+                f"a frame announces a loss scale of 2^{scale_exponent}; at most 2^{LARGEST_SCALE_EXPONENT}"
+            )
+        if tells_norms > 1:
+            raise MalformedFrame(f"a frame's byte about norms is {tells_norms} instead of 0 or 1")
+        minibatch, clock, local_through, weight, version = numbers
+        tensors = self._tensors(message, num_tensors)
+        return FrameHeader(
+            _KINDS[code], minibatch, clock, local_through, weight, scale_exponent, version, bool(tells_norms), tensors
         )
-    if tells_norms > 1:
-        raise MalformedFrame(f"a frame's byte about norms is {tells_norms} instead of 0 or 1")
-    tensors = _decode_tensors(message, num_tensors, limits)
-    minibatch, clock, local_through, weight, version = numbers
-    return FrameHeader(
-        _KINDS[code], minibatch, clock, local_through, weight, scale_exponent, version, bool(tells_norms), tensors
-    )
+
+    def _tensors(self, message: bytes | memoryview, num_tensors: int) -> tuple[TensorHeader | None, ...]:
+        count, length, described, tensors = self._last
+        end = _PREFIX.size + len(described)
+        if (count, length) == (num_tensors, len(message)) and message[_PREFIX.size : end] == described:
+            return tensors
+        tensors, end = _decode_tensors(message, num_tensors, self._limits)
+        self._last = (num_tensors, len(message), bytes(message[_PREFIX.size : end]), tensors)
+        return tensors
 
 
-def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -> tuple[TensorHeader | None, ...]:
+def _decode_tensors(
+    message: bytes | memoryview, num_tensors: int, limits: LinkLimits
+) -> tuple[tuple[TensorHeader | None, ...], int]:
+    """The headers of the tensors, and where they end."""
     if num_tensors > MAX_TENSORS:
         raise MalformedFrame(f"a frame announces {num_tensors} tensors; at most {MAX_TENSORS} are allowed")
     parsed: list[tuple[torch.dtype, tuple[int, ...], bool] | None] = []
@@ -238,7 +306,7 @@ def _decode_tensors(message: memoryview, num_tensors: int, limits: LinkLimits) -
                 f"a frame announces a {dtype} tensor of shape {shape}; at most {bytes_text(limits.frame_bytes)}"
             )
         parsed.append((dtype, shape, bool(in_first)))
-    return _place(parsed, position, len(message), limits)
+    return _place(parsed, position, len(message), limits), position
 
 
 def _place(
@@ -253,8 +321,8 @@ def _place(
             continue
         dtype, shape, in_first = entry
         start = _aligned(end)
-        tensor = TensorHeader(dtype, shape, start if in_first else None)
-        num_bytes = tensor.num_bytes
+        num_bytes = math.prod(shape) * dtype.itemsize
+        tensor = TensorHeader(dtype, shape, start if in_first else None, num_bytes)
         total += num_bytes
         if total > limits.frame_bytes:
             raise MalformedFrame(
@@ -268,7 +336,7 @@ def _place(
     return tuple(tensors)
 
 
-def _unpack(layout: struct.Struct, message: memoryview, position: int) -> tuple[int, ...]:
+def _unpack(layout: struct.Struct, message: bytes | memoryview, position: int) -> tuple[int, ...]:
     if position + layout.size > len(message):
         raise MalformedFrame(f"a header overruns its message of {len(message)} bytes")
     return layout.unpack_from(message, position)

@@ -144,8 +144,8 @@ class SegmentStream:
         if not self._incoming.take_turn():
             raise SegmentBroken("this end of the link is closed")
         try:
-            with closing(self._incoming.receive(is_over=None)) as messages:
-                yield from map(read, messages)
+            with closing(self._incoming.receive_copies(read)) as messages:
+                yield from messages
         except SegmentBroken as error:
             raise self._failure or error from None
         finally:

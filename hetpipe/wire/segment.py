@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import mmap
 import os
 import socket
 import struct
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import IntEnum
+from typing import TypeVar
 
 from hetpipe.clock import SYSTEM_CLOCK, Clock
 from hetpipe.errors import DeadlineExceeded, PeerUnreachable, ProtocolViolation
+
+T = TypeVar("T")
 
 #: A chunk in consecutive pieces.
 Parts = Sequence[bytes | memoryview]
@@ -157,6 +161,8 @@ class Lane:
         #: Of the sender of the call: filled slots, and the next one.
         self._in_use = 0
         self._slot = 0
+        #: A message that `send_now` has found, for `send`.
+        self._unread: bytes | None = None
 
     def close(self) -> None:
         """Free this end; the memory is freed when both ends are. A call in progress raises `SegmentBroken`."""
@@ -209,7 +215,7 @@ class Lane:
             SegmentBroken: the other end is closed, or the call is over.
             DeadlineExceeded: no progress of the other end for `IDLE_SECONDS`.
         """
-        self._in_use, self._slot = 0, 0
+        self._in_use, self._slot, self._unread = 0, 0, None
         self._set_timeout(is_over)
         try:
             for chunk in chunks:
@@ -234,9 +240,7 @@ class Lane:
         Raises:
             SegmentBroken: the other end is closed.
         """
-        while self._in_use and self._has_taken():
-            self._is_taken(None)
-        if self._in_use == NUM_SLOTS:
+        if self._in_use == NUM_SLOTS and not self._is_one_free():
             return False
         self._put(make())
         return True
@@ -252,25 +256,26 @@ class Lane:
         Raises:
             SegmentBroken, DeadlineExceeded: as `send`.
         """
-        slot, is_complete = 0, False
-        self._set_timeout(is_over)
-        try:
-            while True:
-                kind, found, length = self._next(is_over)
-                if kind is _Kind.END:
-                    is_complete = True
-                    return
-                if kind is not _Kind.FILLED or found != slot or not 0 < length <= SLOT_BYTES:
-                    raise self._broken("it broke the protocol of slots")
-                start = slot * SLOT_BYTES
-                with self._view[start : start + length] as chunk:
+        with closing(self._filled(is_over)) as filled:
+            for slot, length in filled:
+                with self._chunk(slot, length) as chunk:
                     yield chunk
-                with suppress(OSError):  # a sender that has ended sent everything before
-                    self._send_notice(_Kind.TAKEN, slot)
-                slot = (slot + 1) % NUM_SLOTS
-        finally:
-            if not is_complete:
-                self.refuse()
+                self._release(slot)
+
+    def receive_copies(self, copy: Callable[[memoryview], T]) -> Generator[T, None, None]:
+        """Yield what `copy` makes of each chunk of a call that lasts until an end is closed.
+
+        A slot is free before its copy is yielded, so that whoever gets it is not disturbed by that.
+
+        Raises:
+            SegmentBroken: as `send`.
+        """
+        with closing(self._filled(None)) as filled:
+            for slot, length in filled:
+                with self._chunk(slot, length) as chunk:
+                    copied = copy(chunk)
+                self._release(slot)
+                yield copied
 
     def refuse(self) -> None:
         """Reject the rest of call `number`, and drop its pending chunks."""
@@ -281,6 +286,32 @@ class Lane:
                 pass
 
     # -- internals ----------------------------------------------------------------------------------------------------
+
+    def _filled(self, is_over: Callable[[], bool] | None) -> Generator[tuple[int, int], None, None]:
+        """Slot and bytes of each chunk of call `number`; rejects the rest if it is closed before the end."""
+        slot, is_complete = 0, False
+        self._set_timeout(is_over)
+        try:
+            while True:
+                kind, found, length = self._next(is_over)
+                if kind is _Kind.END:
+                    is_complete = True
+                    return
+                if kind is not _Kind.FILLED or found != slot or not 0 < length <= SLOT_BYTES:
+                    raise self._broken("it broke the protocol of slots")
+                yield slot, length
+                slot = (slot + 1) % NUM_SLOTS
+        finally:
+            if not is_complete:
+                self.refuse()
+
+    def _chunk(self, slot: int, length: int) -> memoryview:
+        start = slot * SLOT_BYTES
+        return self._view[start : start + length]
+
+    def _release(self, slot: int) -> None:
+        with suppress(OSError):  # a sender that has ended sent everything before
+            self._send_notice(_Kind.TAKEN, slot)
 
     def _put(self, parts: Parts) -> None:
         """Fill the next slot, which is free, and announce it."""
@@ -298,13 +329,17 @@ class Lane:
         self._in_use -= 1
         return True
 
-    def _has_taken(self) -> bool:
-        """Whether the next message has arrived, and says that a chunk was taken; others are left for `send`."""
+    def _is_one_free(self) -> bool:
+        """Whether the receiver has taken a chunk, without waiting for it."""
         try:
-            data = self.connection.recv(_MESSAGE.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            data = self.connection.recv(_MESSAGE.size, socket.MSG_DONTWAIT)
         except OSError:
             return False
-        return len(data) == _MESSAGE.size and _MESSAGE.unpack(data)[::2] == (_Kind.TAKEN, self.number)
+        if len(data) == _MESSAGE.size and _MESSAGE.unpack(data)[::2] == (_Kind.TAKEN, self.number):
+            self._in_use -= 1
+            return True
+        self._unread = data
+        return False
 
     def _set_timeout(self, is_over: Callable[[], bool] | None) -> None:
         """Set the kernel's timeout of a message: Python's own takes another system call for each."""
@@ -342,7 +377,10 @@ class Lane:
 
     def _receive(self, is_over: Callable[[], bool] | None) -> bytes:
         """The next message; empty at the end of the connection."""
-        until = self._clock.monotonic() + IDLE_SECONDS
+        if self._unread is not None:
+            data, self._unread = self._unread, None
+            return data
+        until = math.inf if is_over is None else self._clock.monotonic() + IDLE_SECONDS
         was_over = False
         while True:
             try:

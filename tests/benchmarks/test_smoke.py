@@ -19,6 +19,7 @@ _HELPERS = {
     "certificates",
     "data_parallel",
     "graphs",
+    "hand_overs",
     "memory_layers",
     "minimal",
     "model",

@@ -51,7 +51,7 @@ class Traffic:
 
     def count(self, frame: Frame) -> None:
         outgoing = encode(frame)
-        num_bytes = sum(message.numel() for message in (outgoing.first, *outgoing.following))
+        num_bytes = len(outgoing.first) + sum(tensor.nbytes for tensor in outgoing.following)
         self.sent[frame.kind] = self.sent.get(frame.kind, 0) + num_bytes
 
 

@@ -78,7 +78,7 @@ def trained(layers: tuple[Layer, ...], given: Batch) -> tuple[list[Values], list
 
 def sent_bytes(tensors: tuple[Tensor | None, ...], kind: FrameKind) -> int:
     outgoing = encode(Frame(kind, 1, 0, 0, tuple(None if each is None else each.detach() for each in tensors)))
-    return sum(message.numel() for message in (outgoing.first, *outgoing.following))
+    return len(outgoing.first) + sum(tensor.nbytes for tensor in outgoing.following)
 
 
 @pytest.mark.parametrize("of", ["a chain", "its own forward"])
