@@ -24,6 +24,7 @@ from benchmarks import (
     frozen_norms,
     gpu,
     headline,
+    headline_ratios,
     host_memory,
     link,
     memory_policies,
@@ -287,16 +288,10 @@ def _headline(_: int) -> Mapping[str, Any]:
 
 
 def _headline_ratios(rounds: int) -> Mapping[str, Any]:
-    found: dict[str, list[dict[str, float]]] = {model: [] for model in headline.MODELS}
-    for _ in range(rounds):
-        for model, each in found.items():
-            each.append(headline.round_of_ratios(model))
-            sys.stderr.write(f"{model}: {json.dumps({name: round(ratio, 3) for name, ratio in each[-1].items()})}\n")
-    for model, each in found.items():
-        figures = {name: [round(one[name], 3) for one in each] for name in each[0]}
-        _say(f"(w) {model}, D = 0, ratios of each round", figures)
+    figures = headline_ratios.measure(rounds)
+    _say("(w) the paper's cluster with D = 0, ratios of each round", figures)
     return {
-        model: {name: statistics.median(one[name] for one in each) for name in each[0]} for model, each in found.items()
+        model: {name: statistics.median(ratios) for name, ratios in found.items()} for model, found in figures.items()
     }
 
 

@@ -29,7 +29,14 @@ from hetpipe.runs.result import TrainResult
 from hetpipe.runs.status import RunStatus
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.counters import FENCES, MAX_REPORTED_AHEAD, TERMS
-from hetpipe.values.decisions import BarrierDecision, DecisionLine, FreezeDecision, MemberDecision, WavesDecision
+from hetpipe.values.decisions import (
+    BarrierDecision,
+    DecisionLine,
+    FreezeDecision,
+    MemberDecision,
+    StayDecision,
+    WavesDecision,
+)
 from hetpipe.values.events import ProcessStatus
 from hetpipe.values.sync import PlanMove
 from tests.docs import commands
@@ -181,7 +188,10 @@ def test_the_json_of_status() -> None:
 
 def decided_in_code() -> set[tuple[str, str]]:
     """(`by`, `do`) of every decision that hetpipe makes anywhere, by the calls that make its line."""
-    made = {kind.__name__: kind for kind in (MemberDecision, FreezeDecision, BarrierDecision, WavesDecision, PlanMove)}
+    made = {
+        kind.__name__: kind
+        for kind in (MemberDecision, FreezeDecision, BarrierDecision, WavesDecision, PlanMove, StayDecision)
+    }
     found: set[tuple[str, str]] = set()
     for path in (ROOT / "hetpipe").rglob("*.py"):
         text = path.read_text()
