@@ -5,7 +5,7 @@ Both the run and the file may be in an object store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ class TrainedState:
 
     checkpoint: str
     clock: int
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor] = field(repr=False)
     """As the model's `state_dict` names them: a tied weight under all of its names, each with memory of its own, and no
     buffer that is not persistent. Checkpoints of older versions have a tied weight under its first name only."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ from hetpipe.wire.calls import STOP_JOB, SUBMIT_JOB, StopJobRequest, SubmitJobRe
 
 #: Polling interval for messages, the delay of detecting a deadline.
 _POLL_SECONDS = 0.25
+
+#: Submissions to a coordinator that is connected and did not answer in time, before the last one: a minute in all.
+_MOST_LATE = 11
 
 #: Interval of notices of starting services.
 _NOTICE_SECONDS = 5.0
@@ -138,10 +142,18 @@ class RunningJob:
     def hand_in(self) -> JobId:
         """Submit the job to the coordinator. Once, before everything else.
 
+        A coordinator that is connected but slow, as on a machine with too little time, is asked again: the same request
+        is the same job.
+
         Raises:
             HetpipeError: the coordinator did not accept it.
         """
-        self._job_id = self._client.invoke(SUBMIT_JOB, SubmitJobRequest(self._submission)).job_id
+        request = SubmitJobRequest(self._submission)
+        for _ in range(_MOST_LATE):
+            with suppress(DeadlineExceeded):
+                self._job_id = self._client.invoke(SUBMIT_JOB, request).job_id
+                return self._job_id
+        self._job_id = self._client.invoke(SUBMIT_JOB, request).job_id
         return self._job_id
 
     def adopt(self, job_id: JobId) -> None:

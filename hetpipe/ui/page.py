@@ -124,6 +124,17 @@ def loss_of(brief: Brief) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
+def _trained_loss(snapshot: RunSnapshot) -> float | None:
+    """`loss_of`; of a run that ended without a result, the mean over the last waves of its virtual workers."""
+    loss = loss_of(snapshot.brief)
+    if loss is not None or not is_over(snapshot.brief):
+        return loss
+    trained = next((attempt for attempt in reversed(snapshot.attempts) if any(attempt.waves)), None)
+    last = [] if trained is None else [waves[-1].wave.loss for waves in trained.waves if waves]
+    known = [value for value in last if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def _model(job: Mapping[str, Any]) -> str:
     model = job.get("model")
     return str(model.get("call", "")) if isinstance(model, Mapping) else str(model or "")
@@ -244,13 +255,13 @@ def _head(snapshot: RunSnapshot, *, now: float) -> dict[str, Any]:
         "queue": "" if status.queue is None else str(status.queue),
         "percent": None if progress.share is None else 100 * progress.share,
         "progress": " · ".join(filter(None, (_share_text(progress), samples))),
-        "facts": [*_results(brief), *_speeds(brief), *_times(brief, now=now)],
+        "facts": [*_results(snapshot), *_speeds(brief), *_times(brief, now=now)],
         "resumed": brief.record.restored_from or "",
     }
 
 
-def _results(brief: Brief) -> list[tuple[str, str]]:
-    loss, evaluations = loss_of(brief), brief.status.evaluations
+def _results(snapshot: RunSnapshot) -> list[tuple[str, str]]:
+    loss, evaluations = _trained_loss(snapshot), snapshot.brief.status.evaluations
     facts = [] if loss is None else [("training loss", measure(loss))]
     if evaluations is not None:
         last, best = evaluations.last, evaluations.best
@@ -563,7 +574,7 @@ def compare_page(runs: Sequence[RunSnapshot]) -> str:
             snapshot.brief.name,
             snapshot.brief.status.state,
             tone_of(snapshot.brief.status.state),
-            measure(loss_of(snapshot.brief)),
+            "–" if (loss := _trained_loss(snapshot)) is None else measure(loss),
             "–" if (found := progress_of(snapshot.brief).per_second) is None else rate(found),
             _evaluation_text(snapshot),
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetpipe.errors import NobodyLeads, PeerUnreachable, PermissionDenied, UnknownJob
+from hetpipe.errors import DeadlineExceeded, NobodyLeads, PeerUnreachable, PermissionDenied, UnknownJob
 from hetpipe.runs.follow import (
     CoordinatorLost,
     Detached,
@@ -23,6 +23,7 @@ from hetpipe.runs.reconnection import RECONNECT_SECONDS, UNKNOWN_SECONDS
 from hetpipe.runs.service import ServiceDeath
 from hetpipe.runs.supervisor import ServiceRestart
 from hetpipe.values.events import JobEnded, JobState, StateChanged, StopMode, Submission
+from hetpipe.wire.calls import SubmitJobRequest, SubmittedJob
 from tests.cli.fakes import FINISHES, JOB_ID, RESULT, FakeCoordinator, RecordingView, small_job, table
 from tests.support.fake_clock import FakeClock
 
@@ -242,6 +243,30 @@ def followed(coordinator: FakeCoordinator, inbox: Inbox, *, when_lost: str = "")
     job = RunningJob(coordinator, handed_in, inbox, clock=FakeClock(auto_advance=True), when_lost=when_lost)
     assert job.hand_in() == JOB_ID
     return job
+
+
+class Late(FakeCoordinator):
+    """A coordinator whose first answers come too late."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__()
+        self._late = late
+
+    def submit_job(self, request: SubmitJobRequest) -> SubmittedJob:
+        found = super().submit_job(request)
+        if len(self.submissions) <= self._late:
+            raise DeadlineExceeded("it did not answer in time")
+        return found
+
+
+def test_a_coordinator_that_answers_late_is_asked_again_for_the_same_job() -> None:
+    late = Late(2)
+    followed(late, Inbox())
+    assert [submission.request_id for submission in late.submissions] == ["request-1"] * 3
+    silent = Late(1_000)
+    with pytest.raises(DeadlineExceeded):
+        followed(silent, Inbox())
+    assert len(silent.submissions) == 12
 
 
 def test_a_broken_stream_is_mended() -> None:

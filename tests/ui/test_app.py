@@ -140,6 +140,7 @@ def test_a_failed_run_says_why_first(tmp_path: Path) -> None:
     folders.failed(tmp_path, "broken", "stage 0 of virtual worker 1 ran out of memory")
     shown = Page(text_of(client_of(tmp_path), "/runs/broken")).text
     assert shown.index("ran out of memory") < shown.index("Curves")
+    assert re.search(r"training loss\s*\d\.\d{4}", shown), "its result has none; its curve has"
 
 
 def test_a_run_without_anything_yet(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class ScaleModel:
         """The entries of its virtual workers, of one entry for each of the job's."""
         return tuple(of_each[vw] for vw in self.workers)
 
-    def expanded(self, of_chosen: Sequence[float]) -> list[float]:
+    def expanded(self, of_chosen: Sequence[_T]) -> list[_T]:
         """An entry for each of the job's virtual workers, of those of its own."""
         return [of_chosen[like] for like in self.stand_ins]
 

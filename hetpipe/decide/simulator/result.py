@@ -68,8 +68,8 @@ class SimulationResult:
     after filling and before draining; summed over the virtual workers. For a run of under 4 waves, of the whole run."""
     worker_samples_per_second: tuple[float, ...]
     """The summands."""
-    pulls_per_wave: tuple[float, ...]
-    """Of each virtual worker; 1 unless weights are pulled only when D requires it."""
+    pulls_per_wave: tuple[tuple[float, ...], ...]
+    """Of each stage of each virtual worker; 1 unless weights are pulled only when D requires it."""
     waiting_seconds: tuple[float, ...]
     """For each virtual worker's first stage: time in which the clock required by its next minibatch was not published.
     """

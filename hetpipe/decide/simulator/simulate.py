@@ -259,11 +259,12 @@ class _Simulation:
             return _TICKS_PER_SECOND * worker.num_minibatches / ends[-1]
         return _TICKS_PER_SECOND * n * (last - first) / (ends[last] - ends[first])
 
-    def _pulls_per_wave(self) -> tuple[float, ...]:
+    def _pulls_per_wave(self) -> tuple[tuple[float, ...], ...]:
+        """With `pull: required` those that happened: a later stage may fetch ahead what the first does not choose."""
         if self._options.pull == "every_wave":
-            return (1.0,) * len(self._workers)
+            return tuple((1.0,) * len(stages) for stages in self._stages)
         return tuple(
-            len(set(worker.chosen) - {0}) / -(-worker.num_minibatches // n)
+            tuple(stage.num_pulls / -(-worker.num_minibatches // n) for stage in self._stages[worker.index])
             for worker, n in zip(self._workers, self._plan.minibatches_per_wave, strict=True)
         )
 

@@ -171,6 +171,11 @@ class Stage:
             self.wake()
 
     @property
+    def num_pulls(self) -> int:
+        """Number of clocks whose weights it has requested."""
+        return len(self._requested)
+
+    @property
     def is_done(self) -> bool:
         """Whether its last gradient is computed."""
         return self._backwarded == self._worker.num_minibatches

@@ -12,7 +12,7 @@ from enum import Enum
 
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.job_rate import bytes_leaving, bytes_moved
-from hetpipe.decide.simulator.plan import SimulatedPlan
+from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
 from hetpipe.values.cluster import node_of
 
 
@@ -60,16 +60,24 @@ def flows_of(plan: SimulatedPlan, costs: Costs) -> Iterator[FlowSpec]:
 
 
 def cross_node_bytes_per_minibatch(
-    plan: SimulatedPlan, costs: Costs, *, pulls_per_wave: Sequence[float] | None = None
+    plan: SimulatedPlan, costs: Costs, *, pulls_per_wave: Sequence[Sequence[float]] | None = None
 ) -> float:
     """All bytes that leave a node, averaged over the job's minibatches, each counted once.
 
-    Counts one push per wave, and the given number of pulls of each virtual worker, by default one. All virtual workers
-    complete the same number of waves.
+    Counts one push per wave, and the given number of pulls of each stage of each virtual worker, by default one. All
+    virtual workers complete the same number of waves.
     """
-    pulls_of_each = pulls_per_wave or [1.0] * len(plan.workers)
-    moved = [
-        bytes_moved(stages, costs=costs, placed=plan.placed, minibatches_per_wave=n, pulls_per_wave=pulls)
-        for stages, n, pulls in zip(plan.workers, plan.minibatches_per_wave, pulls_of_each, strict=True)
-    ]
-    return sum(map(bytes_leaving, moved)) / sum(plan.minibatches_per_wave)
+    pulls_of_each = pulls_per_wave or [(1.0,) * len(stages) for stages in plan.workers]
+    total = 0.0
+    for stages, n, pulls in zip(plan.workers, plan.minibatches_per_wave, pulls_of_each, strict=True):
+        moved = bytes_moved(stages, costs=costs, placed=plan.placed, minibatches_per_wave=n, pulls_per_wave=0)
+        total += bytes_leaving(moved)
+        total += sum(times * _pulled_across(stage, plan) for stage, times in zip(stages, pulls, strict=True))
+    return total / sum(plan.minibatches_per_wave)
+
+
+def _pulled_across(stage: SimulatedStage, plan: SimulatedPlan) -> int:
+    """Bytes of a pull of a stage that come from other nodes."""
+    pulled = plan.placed.pulled
+    whole = pulled.bytes_of(stage.first, stage.last)
+    return whole - pulled.local_bytes(node_of(stage.device), stage.first, stage.last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetpipe.decide.planner.allocation.auto import auto
 from hetpipe.decide.planner.allocation.equal_distribution import equal_distribution
-from hetpipe.decide.planner.allocation.exhaustive import exhaustive
+from hetpipe.decide.planner.allocation.exhaustive import every_grouping, exhaustive
 from hetpipe.decide.planner.allocation.hybrid_distribution import hybrid_distribution
 from hetpipe.decide.planner.allocation.node_partition import node_partition
 from hetpipe.decide.planner.allocation.packing import packed_groups, upper_bound
@@ -166,6 +167,23 @@ class TestManyDevices:
 
         assert len(plan.workers) == 2
         assert all(len(worker.stages) >= 10 for worker in plan.workers)
+
+
+@pytest.mark.parametrize(("seed", "divisor"), [(50, 10.0), (207, 50.0), (287, 50.0)])
+def test_rare_pulls_count_as_such_in_the_bounds_of_groupings(seed: int, divisor: float) -> None:
+    """Bounds that counted a pull per wave excluded the best grouping of these cases."""
+    case = roomy(random_case(seed, TINY), network_divisor=divisor)
+    options = replace(jobs_of(case).options, staleness=4, pull="required")
+    jobs = jobs_for(case.profile, case.cluster, options)
+    plan = exhaustive(jobs, jobs.devices)
+    assert plan is not None
+    rates = [
+        one.rate.samples_per_second
+        for groups in every_grouping(jobs.devices)
+        for n in jobs.choices(groups)
+        if (one := jobs.best_with(n, groups)) is not None
+    ]
+    assert plan.rate.samples_per_second == pytest.approx(max(rates), rel=1e-9)
 
 
 #: Of the best rate. What packing alone reached at worst is 0.46, in the example; `auto` tries other groups beside it.

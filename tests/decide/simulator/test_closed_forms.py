@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe.decide.planner.costs import MemoryModel, minibatches_per_tick, ticks
@@ -172,6 +172,25 @@ def test_a_slow_link_is_the_bottleneck() -> None:
     assert alone.samples_per_second > 1.4 * shared.samples_per_second
 
 
+#: Cases of `pull: required` in which later stages fetch a clock ahead that the first stage does not choose: it chose
+#: before the newest usable clock was published, and they met the switch point later.
+FETCHED_IN_VAIN = (233, 288, 546)
+
+
+@pytest.mark.parametrize("seed", FETCHED_IN_VAIN)
+def test_a_later_stage_pulls_ahead_what_the_first_does_not_choose(seed: int) -> None:
+    case = random_case(seed)
+    result = simulate(*plan_of(case), with_activities=True)
+    waves = -(-case.minibatches // case.n)
+    moved = {(one.vw, one.stage, one.number) for one in result.activities if one.kind is ActivityKind.PULL}
+    pulls = [[round(per_wave * waves) for per_wave in stages] for stages in result.pulls_per_wave]
+    assert any(max(stages) > stages[0] for stages in pulls)
+    for vw, stages in enumerate(pulls):
+        for stage, times in enumerate(stages):
+            found = sum(one[:2] == (vw, stage) for one in moved)
+            assert found in {0, times}, "a stage without parameters moves nothing"
+
+
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=60)
 def test_bytes_between_nodes(seed: int) -> None:
@@ -205,10 +224,6 @@ def test_bytes_between_nodes(seed: int) -> None:
     num_workers = len(case.workers)
     expected = (crossed[ActivityKind.ACTIVATIONS] + crossed[ActivityKind.GRADIENTS]) / (minibatches * num_workers)
     pushed, pulled = crossed[ActivityKind.PUSH], crossed[ActivityKind.PULL]
-    # Rarely a later stage fetches a clock ahead that the first stage then does not choose, which is not counted.
-    fetched = {(each.vw, each.number) for each in result.activities if each.kind is ActivityKind.PULL}
-    if case.pull == "required" and fetched:
-        assume(len(fetched) == round(sum(result.pulls_per_wave) * waves))
     if case.pull == "every_wave":
         pulled = whole  # a pull moves what a whole push moves; the last clocks are pulled by nobody
         assert result.cross_node_bytes_per_minibatch == cross_node_bytes_per_minibatch(plan, costs)

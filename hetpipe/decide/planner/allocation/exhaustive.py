@@ -150,8 +150,8 @@ class _Bounds:
     def _network(self, groups: Groups, minibatches_per_wave: int) -> float:
         """Limit of the network cards, in minibatches per second, if every pipeline had the least possible traffic.
 
-        A virtual worker pulls everything stored on nodes it does not use; one on a single node pushes everything stored
-        elsewhere; and between m nodes its activations cross at least m − 1 times.
+        A virtual worker pulls everything stored on nodes it does not use, as rarely as D permits; one on a single node
+        pushes everything stored elsewhere; and between m nodes its activations cross at least m − 1 times.
         """
         jobs = self._jobs
         used = [{node_of(device) for device in group} for group in groups]
@@ -159,10 +159,11 @@ class _Bounds:
         anywhere = minibatches_per_wave * self._thinnest_cut * sum(len(nodes) - 1 for nodes in used)
         if jobs.placement != "ed_local":
             placed = jobs.place_on(jobs.shards_on(leaving))
+            pulls = jobs.options.least_pulls_per_wave
             pulled, pushed = placed.pulled.bytes_on, placed.pushed.bytes_on
             for nodes in used:
                 for node in leaving.keys() - nodes:
-                    leaving[node] += pulled.get(node, 0)
+                    leaving[node] += int(pulled.get(node, 0) * pulls)
                 elsewhere = sum(pushed.values()) - sum(pushed.get(node, 0) for node in nodes)
                 if len(nodes) == 1:
                     leaving[min(nodes)] += elsewhere
