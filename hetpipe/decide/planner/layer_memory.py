@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import sqrt
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hetpipe.values.memory import LayerPolicy, StageFigures, StageMemory, canonical, stage_memory
 
@@ -113,9 +113,8 @@ class _Segment:
     """Σa of a run, else 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Label:
-    """A choice for the layers up to some position."""
+class _Label(NamedTuple):
+    """A choice for the layers up to some position. A tuple, as tens of thousands are made."""
 
     memory: int
     """What adds up over layers."""
@@ -225,6 +224,9 @@ class _Search:
         self._compute = stage.compute_ticks
         #: Time to swap a byte; 0 if nothing can be swapped.
         self._ticks_per_byte = stage.swap_ticks(1 << 40) / (1 << 40) if stage.host_bytes_per_second else 0.0
+        #: Of policies that were tried, as bisections come to the same ones again and again; of bounds (`_reaches_of`).
+        self._costs: dict[tuple[LayerPolicy, ...], StageMemory] = {}
+        self._reaches: dict[int, list[int]] = {}
         self.best: LayerMemoryPlan | None = None
 
     def minimise(self, goal: _Goal) -> None:
@@ -367,7 +369,7 @@ class _Search:
 
     def _swaps_much(self, goal: _Goal, policies: tuple[LayerPolicy, ...]) -> bool:
         """Whether swaps should cost more in comparison with recomputation."""
-        cost = stage_memory(self._stage, policies)
+        cost = self._cost(policies)
         computed = self._compute + cost.recomputed_ticks
         if goal == "ticks":
             return self._stage.swap_ticks(cost.swapped_bytes) > computed
@@ -410,7 +412,7 @@ class _Search:
             low, high = 0, len(found)
             while high - low > 1:
                 middle = (low + high) // 2
-                mixed = canonical([*some[first][:middle], *some[behind][middle:]])
+                mixed = _joined(some[first], some[behind], middle)
                 is_true = is_like(mixed)
                 low, high = (low, middle) if is_true == first else (middle, high)
                 found = mixed if is_true else found
@@ -437,7 +439,7 @@ class _Search:
         """Least costs of policies whose excess is in one of the ranges `low` … `high`, or of more than these."""
         self._budget.choices -= -(-len(self._stage.layers) // _LAYERS_PER_CHOICE)
         limit, most_behind = self._limits[high], max(0, self._room(self._floor(low)) // self._stage.num_held)
-        stage, sizes, times, behind = self._stage, self._sizes, self._times, self._behind
+        stage, sizes, times, reaches = self._stage, self._sizes, self._times, self._reaches_of(most_behind)
         per_kept, per_tick = prices.memory * stage.in_flight, prices.ticks
         per_swapped = prices.swapped + prices.memory * stage.resident
         per_held = per_kept if stage.host_bytes_per_second is None else min(per_kept, per_swapped)
@@ -454,7 +456,7 @@ class _Search:
                 ends.popleft()
             ends.appendleft((cost, position + 1))
             most = sizes[position] + limit
-            while ends and sizes[ends[-1][1]] - min(behind[ends[-1][1]], most_behind) > most:
+            while ends and reaches[ends[-1][1]] > most:
                 ends.pop()
             hold += per_held * own
             after = hold + per_held * entering
@@ -469,6 +471,14 @@ class _Search:
             held[position], recomputed[position] = hold, after
         held[0] = min(held[0] + prices.memory * self._entry, runs[0][0])
         return _Table(held, recomputed, runs)
+
+    def _reaches_of(self, most_behind: int) -> list[int]:
+        """Per end of a run: sizes before it, less what the layers behind it hold, at most `most_behind`."""
+        found = self._reaches.get(most_behind)
+        if found is None:
+            found = [size - min(held, most_behind) for size, held in zip(self._sizes, self._behind, strict=True)]
+            self._reaches[most_behind] = found
+        return found
 
     def _cheapest(self, priced: _Priced) -> tuple[LayerPolicy, ...]:
         """The policies of a table."""
@@ -522,7 +532,7 @@ class _Search:
 
     def _try(self, policies: tuple[LayerPolicy, ...]) -> bool:
         """Take these policies if they are better than the best known ones; returns whether they fit."""
-        cost = stage_memory(self._stage, policies)
+        cost = self._cost(policies)
         if cost.num_bytes > self._memory_bytes:
             return False
         if self.best is None:
@@ -530,6 +540,13 @@ class _Search:
         elif self._rank(cost) < self._rank(self.best.cost):
             self.best = replace(self.best, policies=policies, cost=cost)
         return True
+
+    def _cost(self, policies: tuple[LayerPolicy, ...]) -> StageMemory:
+        """Of policies, computed once."""
+        cost = self._costs.get(policies)
+        if cost is None:
+            cost = self._costs[policies] = stage_memory(self._stage, policies)
+        return cost
 
     def _rank(self, cost: StageMemory) -> tuple[int, int, int]:
         ticks, swapped, recomputed = cost.rank
@@ -539,14 +556,7 @@ class _Search:
 
     def _search(self, goal: _Goal, index: int, priced: Sequence[_Priced]) -> bool:
         """Search the choices whose excess is in a range; False if it was cut off."""
-        floor = self._floor(index)
-
-        def is_promising(label: _Label, position: int, was_recomputed: bool) -> bool:  # noqa: FBT001 - an index
-            return self._budget.choices >= 0 and self._is_promising(
-                goal, label, position, was_recomputed, floor, priced
-            )
-
-        for label in self._labels(index, is_promising):
+        for label in self._labels(index, self._promising(goal, self._floor(index), priced)):
             self._try(label.policies())
         return self._budget.choices >= 0
 
@@ -567,23 +577,26 @@ class _Search:
                 for label in _pareto(fronts[position][was_recomputed], floor):
                     if not is_promising(label, position, was_recomputed):
                         continue
+                    self._budget.choices -= len(segments[position])
                     for segment in segments[position]:
-                        self._budget.choices -= 1
-                        longer = self._extended(label, segment, position, was_recomputed, floor)
                         recomputes = segment.policy == "recompute"
-                        left = room - longer.memory
-                        above = longer.excess - floor
-                        behind = least.cost(segment.last, was_recomputed=recomputes)
+                        memory = label.memory + segment.memory[was_recomputed]
+                        if position == 0 and not recomputes:
+                            memory += self._entry
+                        left, last = room - memory, segment.last
+                        behind = (least.recomputed if recomputes else least.held)[last]
+                        if behind > left:
+                            continue
+                        excess = max(label.excess - segment.holds[was_recomputed], segment.recomputed, floor)
                         # While the excess is there, layers behind it hold all but one of their minibatches at least.
-                        if behind <= left and (
-                            not above
-                            or (
-                                (num_held - 1) * behind <= num_held * (left - above)
-                                and longer.excess - self._behind[segment.last] <= limit
-                                and num_held * (longer.excess - limit) <= left
-                            )
+                        if excess == floor or (
+                            (num_held - 1) * behind <= num_held * (left - excess + floor)
+                            and excess - self._behind[last] <= limit
+                            and num_held * (excess - limit) <= left
                         ):
-                            fronts[segment.last][recomputes].append(longer)
+                            swapped = label.swapped + segment.swapped[was_recomputed]
+                            longer = _Label(memory, excess, swapped, label.ticks + segment.ticks, segment, label)
+                            fronts[last][recomputes].append(longer)
         return [*fronts[num][False], *fronts[num][True]]
 
     def _segments(self, index: int) -> list[list[_Segment]]:
@@ -591,55 +604,59 @@ class _Search:
         limit, most_behind = self._limits[index], max(0, self._room(self._floor(index)) // self._stage.num_held)
         return _segments(self._stage, [limit + min(behind, most_behind) for behind in self._behind])
 
-    def _extended(
-        self,
-        label: _Label,
-        segment: _Segment,
-        position: int,
-        was_recomputed: bool,  # noqa: FBT001 - an index
-        floor: int,
-    ) -> _Label:
-        """`label` with a segment that begins at `position`."""
-        memory = label.memory + segment.memory[was_recomputed]
-        if position == 0 and segment.policy != "recompute":
-            memory += self._entry
-        excess = max(label.excess - segment.holds[was_recomputed], segment.recomputed, floor)
-        swapped = label.swapped + segment.swapped[was_recomputed]
-        return _Label(memory, excess, swapped, label.ticks + segment.ticks, segment, label)
+    def _promising(self, goal: _Goal, floor: int, every: Sequence[_Priced]) -> Callable[[_Label, int, bool], bool]:
+        """Whether a choice up to a position may be better than the best known one, by all bounds.
 
-    def _is_promising(
-        self,
-        goal: _Goal,
-        label: _Label,
-        position: int,
-        was_recomputed: bool,  # noqa: FBT001 - an index of tables
-        floor: int,
-        every: Sequence[_Priced],
-    ) -> bool:
-        """Whether no bound shows that a choice which begins with `label` is no better than the best known one."""
+        What does not depend on the choice is computed once: this is the inner loop of the search.
+        """
+        swap_ticks, budget = self._stage.swap_ticks, self._budget
+        most_ticks, most_swapped, most = float("inf"), float("inf"), float("inf")
         if self.best is not None:
-            if goal == "ticks":
-                if not self._can_improve(goal, self._compute + label.ticks) or not self._can_improve(
-                    goal, self._stage.swap_ticks(label.swapped)
-                ):
-                    return False
-            else:
-                most_ticks, most_swapped = self._budgets()
-                if label.ticks > most_ticks or self._stage.swap_ticks(label.swapped) > most_ticks + self._compute:
-                    return False
-                if goal == "recomputed_ticks" and label.swapped > most_swapped:
-                    return False
-        for priced in every:
-            prices = priced.prices
-            cost = (
-                priced.table.cost(position, was_recomputed=was_recomputed)
-                + prices.ticks * label.ticks
-                + prices.swapped * label.swapped
-                + prices.memory * label.memory
+            most = self._now(goal) - 0.5
+            ticks, most_swapped = self._budgets()
+            most_ticks = ticks - 0.5 if goal == "ticks" else ticks
+            if goal != "recomputed_ticks":
+                most_swapped = float("inf")
+        most_moving = most_ticks + self._compute
+        can_be = self.best is None or max(self._enough_ticks if goal == "ticks" else 0, 0) <= most
+        tables = [
+            (
+                (each.table.held, each.table.recomputed),
+                each.prices.ticks,
+                each.prices.swapped,
+                each.prices.memory,
+                most - self._bound(goal, each.prices, 0.0, floor),
             )
-            if not self._can_improve(goal, self._bound(goal, prices, cost, floor)):
+            for each in every
+        ]
+
+        def is_promising(label: _Label, position: int, was_recomputed: bool) -> bool:  # noqa: FBT001 - an index
+            if budget.choices < 0 or not can_be:
                 return False
-        return True
+            if label.ticks > most_ticks or label.swapped > most_swapped or swap_ticks(label.swapped) > most_moving:
+                return False
+            return all(
+                costs[was_recomputed][position]
+                + per_tick * label.ticks
+                + per_byte * label.swapped
+                + per_memory * label.memory
+                <= most_cost
+                for costs, per_tick, per_byte, per_memory, most_cost in tables
+            )
+
+        return is_promising
+
+
+def _joined(first: tuple[LayerPolicy, ...], behind: tuple[LayerPolicy, ...], at: int) -> tuple[LayerPolicy, ...]:
+    """The policies of `first` up to a layer, 1 or later, and of `behind` from it on; canonical, as both are.
+
+    >>> _joined(("keep", "keep", "keep"), ("recompute", "recompute-new-run", "swap"), 1)
+    ('keep', 'recompute', 'swap')
+    """
+    policy = behind[at]
+    if policy == "recompute-new-run" and first[at - 1] in ("keep", "swap"):
+        policy = "recompute"
+    return (*first[:at], policy, *behind[at + 1 :])
 
 
 def _pareto(labels: Sequence[_Label], floor: int) -> list[_Label]:

@@ -435,14 +435,17 @@ class _PlaceBounds:
         arriving = np.array(place.arriving_ticks, dtype=np.float64)[cuts]
         returning = np.array(place.returning_ticks, dtype=np.float64)[cuts]
         #: Transfers, by first and last cut; inf where that is no stage.
-        self.receive = np.where(sizes.is_stage, arriving[:, None] + returning[None, :], np.inf)
+        self.receive: _Floats = arriving[:, None] + returning[None, :]
+        np.copyto(self.receive, np.inf, where=sizes.is_none)
         ends = np.arange(len(cuts)) == len(cuts) - 1
         self.receive[:, ends != is_last] = np.inf
         begins = np.arange(len(cuts)) == 0
         self.receive[begins == place.receives, :] = np.inf
         #: Forward, backward and transfers of each stage; inf where it cannot fit.
-        self.times = self.receive + _between(self._compute[cuts], self._compute[cuts])
-        self.times[self._least_bytes(sizes) > place.memory_bytes - place.reserve_bytes] = np.inf
+        self.times = _between(self._compute[cuts], self._compute[cuts])
+        self.times += self.receive
+        is_too_large = self._least_bytes(sizes) > place.memory_bytes - place.reserve_bytes
+        np.copyto(self.times, np.inf, where=is_too_large)
         swap = 0 if place.host_bytes_per_second is None else place.figures(0, 1).swap_ticks(1)
         every = self._sizes.sum() + self._inputs.sum()
         #: Upper bound of all of them, under any policies.
@@ -451,16 +454,18 @@ class _PlaceBounds:
         )
 
     def _least_bytes(self, sizes: _StageSizes) -> _Floats:
-        """Memory of each stage at least: with as many runs as need least, or without any."""
+        """Memory of each stage at least, in the first of `scratch`: with as many runs as need least, or without any."""
         place, cuts = self._place, self._cuts
-        found = sizes.roots * (2 * sqrt(self._excess * self._per_input))
+        found, other = sizes.scratch
+        np.multiply(sizes.roots, 2 * sqrt(self._excess * self._per_input), out=found)
         if place.receives:
-            found -= self._per_input * sizes.least_inputs
-        np.minimum((self._num_held - self._excess) * sizes.activations, found, out=found)
+            found -= np.multiply(sizes.least_inputs, self._per_input, out=other)
+        np.minimum(np.multiply(sizes.activations, self._num_held - self._excess, out=other), found, out=found)
         fixed, entries = self._weights[cuts], np.zeros(len(cuts))
         if place.receives:
             entries = place.in_flight * np.append(self._inputs, 0.0)[cuts]
-        found += _between(fixed - entries, fixed)
+        found += fixed[None, :]
+        found -= (fixed - entries)[:, None]
         return found
 
     def no_less_memory(self, first: int) -> _Bools:
@@ -540,14 +545,16 @@ class _PlaceBounds:
 class _StageSizes:
     """What all possible stages keep, by first and last cut, on whatever device, in bytes."""
 
-    is_stage: _Bools
-    """Whether the last cut is behind the first."""
+    is_none: _Bools
+    """Whether the last cut is not behind the first."""
     activations: _Floats
     """Of all layers, for one minibatch."""
     least_inputs: _Floats
     """The least input of any layer."""
     roots: _Floats
     """Square roots of the products of the two."""
+    scratch: tuple[_Floats, _Floats]
+    """For what is computed of each place in turn: new memory takes longer than the computation."""
 
 
 def _stage_sizes(place: StagePlace, cuts: Sequence[int]) -> _StageSizes:
@@ -557,8 +564,9 @@ def _stage_sizes(place: StagePlace, cuts: Sequence[int]) -> _StageSizes:
         least[index, index + 1 :] = np.minimum.accumulate(inputs[first:])[np.array(cuts[index + 1 :]) - first - 1]
     before = _before(np.array([layer.activation_bytes for layer in place.layers], dtype=np.float64))[list(cuts)]
     activations = np.maximum(_between(before, before), 0.0)
-    is_stage = ~np.tri(len(cuts), dtype=np.bool_)
-    return _StageSizes(is_stage, activations, least, np.sqrt(least * activations))
+    is_none = np.tri(len(cuts), dtype=np.bool_)
+    roots = np.sqrt(least * activations)
+    return _StageSizes(is_none, activations, least, roots, (np.empty_like(roots), np.empty_like(roots)))
 
 
 def _before(values: _Floats) -> _Floats:
