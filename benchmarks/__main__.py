@@ -287,6 +287,20 @@ def _headline(_: int) -> Mapping[str, Any]:
     return ratios
 
 
+def _headline_ratios(rounds: int) -> Mapping[str, Any]:
+    found: dict[str, list[dict[str, float]]] = {model: [] for model in headline.MODELS}
+    for _ in range(rounds):
+        for model, each in found.items():
+            each.append(headline.round_of_ratios(model))
+            sys.stderr.write(f"{model}: {json.dumps({name: round(ratio, 3) for name, ratio in each[-1].items()})}\n")
+    for model, each in found.items():
+        figures = {name: [round(one[name], 3) for one in each] for name in each[0]}
+        _say(f"(w) {model}, D = 0, ratios of each round", figures)
+    return {
+        model: {name: statistics.median(one[name] for one in each) for name in each[0]} for model, each in found.items()
+    }
+
+
 def _thousand(rounds: int) -> Mapping[str, Any]:
     _say(f"(x) {thousand.NUM_SHARDS} shards, {thousand.NUM_WAVES} waves, stages on one clock shard", thousand.measure())
     _say("    members of one coordinator", thousand.members())
@@ -336,6 +350,7 @@ PARTS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
     "frozen-cache": _frozen_cache,
     "frozen-norms": _frozen_norms,
     "headline": _headline,
+    "headline-ratios": _headline_ratios,
     "thousand": _thousand,
     "transformer": _transformer,
     "compression": _compression,

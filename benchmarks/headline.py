@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import fsum
@@ -98,15 +98,35 @@ class Found:
 
 def measure(model: str) -> Iterator[tuple[str, Found]]:
     """The contenders for one of `MODELS`, one after the other."""
+    for name, contender in _contenders(model).items():
+        yield name, contender()
+
+
+def round_of_ratios(model: str) -> dict[str, float]:
+    """One round of the contenders for one of `MODELS` with no bound but D = 0: ratios of measured speeds, and more."""
+    found = {name: run() for name, run in _contenders(model).items() if "D = " not in name or "D = 0" in name}
+    rates = {name: one.measured for name, one in found.items()}
+    best = "auto, D = 0"
+    ratios = {f"{best} / {name}": rates[best] / rate for name, rate in rates.items() if name != best}
+    if (proportional := "NP, D = 0, proportional") in rates:
+        ratios[f"{proportional} / NP, D = 0"] = rates[proportional] / rates["NP, D = 0"]
+    ratios |= {f"{name}, simulated / measured": one.simulated_of_measured for name, one in found.items()}
+    return ratios | {"processor seconds per emulated second, most": max(one.processor for one in found.values())}
+
+
+def _contenders(model: str) -> dict[str, Callable[[], Found]]:
     profile = paper.profile(paper.MODELS[model]())
-    yield "DistributedDataParallel", _data_parallel(model, profile)
-    yield "all-reduce pipelines, ED", _all_reduce(model, profile)
+    contenders: dict[str, Callable[[], Found]] = {
+        "DistributedDataParallel": partial(_data_parallel, model, profile),
+        "all-reduce pipelines, ED": partial(_all_reduce, model, profile),
+    }
     for staleness in _BOUNDS:
         for allocation in _ALLOCATIONS:
-            yield f"{allocation}, D = {staleness}", _waves(model, profile, allocation, staleness)
+            contenders[f"{allocation}, D = {staleness}"] = partial(_waves, model, profile, allocation, staleness)
     for staleness in sized((0, 4), ()):
-        found = _waves(model, profile, "NP", staleness, per_wave="proportional")
-        yield f"NP, D = {staleness}, proportional", found
+        name = f"NP, D = {staleness}, proportional"
+        contenders[name] = partial(_waves, model, profile, "NP", staleness, per_wave="proportional")
+    return contenders
 
 
 def table(found: Mapping[str, Found]) -> dict[str, dict[str, Any]]:
