@@ -48,16 +48,19 @@ class ClockUse:
             self._chosen = (p, clock)
         return self.is_here(self._chosen[1])
 
-    def foretold(self, p: Minibatch) -> Clock | None:
+    def foretold(self, p: Minibatch, after: Minibatch, used: Clock) -> Clock | None:
         """The clock of `p`, if it is published and its weights are here; None: not yet.
 
-        The clock may change at `p` in deterministic runs only.
+        `used` is that of minibatch `after` < `p`. It may change in between in deterministic runs only.
         """
-        if not self._parts.has_shards or not self._may_change_at(p):
+        if not self._parts.has_shards:
             return self.in_use
-        published = self._inbox.log.published
-        clock = self._gate.chosen(p, in_use=self.in_use, published=published)
-        return clock if clock is not None and self.is_here(clock) else None
+        for switch in filter(self._may_change_at, map(Minibatch, range(after + 1, p + 1))):
+            chosen = self._gate.chosen(switch, in_use=used, published=self._inbox.log.published)
+            if chosen is None:
+                return None
+            used = chosen
+        return used if self.is_here(used) else None
 
     def chosen(self, p: Minibatch) -> Clock:
         """First stage: the clock of `p`, for which `opens` returned True."""

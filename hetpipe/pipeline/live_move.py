@@ -3,8 +3,11 @@
 h is the last minibatch of the wave before the move. All of p ≤ h, forward, backward, step and push, is done by the old
 version of the stage, all of p > h by the new one. For a while both exist:
 
-old   … F(h) ─► lends the weights of p > h that its updates end in ─► B(h), step, push ─► hands the state over
-new            F(h + 1) … on lent weights ──────────────────────────────► takes over ─► B(h + 1), step, …
+old   … lends the weights of p > h that its updates end in … F(h) … B(h), step, push ─► hands the state over
+new                         F(h + 1) … B(h + 1) … on lent weights ────────────────► takes over ─► step, …
+
+Weights are lent as soon as the updates in them are made: mostly before F(h), which the stage behind computes later than
+the one before could begin with h + 1.
 
 Everything that the new version of a stage needs comes from the old version of the stage that had the layer, its own or
 a neighbour's, by value. So the order in which messages arrive has no effect, and neither has one that comes twice.
@@ -16,6 +19,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -32,6 +36,7 @@ from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.moving import BuiltStage, Rebuild, failures_named, layers_text, own_layers
 from hetpipe.pipeline.setup import SEND_SECONDS, StageParts
 from hetpipe.values.ids import Clock, LayerIndex, Minibatch
+from hetpipe.weights.flat import FlatBuffer
 from hetpipe.weights.policy import Succession
 
 _log = get_logger(__name__)
@@ -42,8 +47,11 @@ _CONSTANTS, _BUFFERS, _STATE = 0, 1, 2
 #: Tensor bytes of a frame with constants: frames of minibatches that wait behind one are late by little.
 _PART_BYTES = 4 << 20
 
-#: What a stage asks the loop for: the clock of a minibatch, once its weights are here.
-ClockOf = Callable[[Minibatch], Clock | None]
+#: Gradients that wait for the state of the version before, one beside that of B and one of a minibatch's weights.
+_HELD_WITH_ANCHOR = 3
+
+#: What a stage asks the loop for: the clock of a minibatch, once its weights are here; these, if they are not in use.
+LentOn = Callable[[Minibatch], tuple[Clock, FlatBuffer | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +95,13 @@ class LiveMove:
                     (self._gained if comes else self._lost)[is_previous] = found.layers
         #: The first minibatch whose weights contain every update of the old version.
         self.first_own = self.last + 1
-        while parts.versions.forward_through(self.first_own, start=start) < self.last:
+        while self._through(self.first_own) < self.last:
             self.first_own += 1
         #: The next minibatch whose weights are to be lent, and the next one that gets them.
         self._to_lend = self._to_borrow = self.last + 1
         self._lent: dict[int, dict[str, Tensor]] = {}
+        #: Lent minibatches with their clocks, on which the old version goes on after F(h).
+        self._to_switch: deque[tuple[Minibatch, Clock]] = deque()
         self._succession: Succession | None = None
         self._built: BuiltStage | None = None
         self._optimizer: dict[str, dict[str, Tensor | float | int]] = {}
@@ -108,6 +118,14 @@ class LiveMove:
         #: (is from the previous stage, number) → number of a frame → frame.
         self._arrived: dict[tuple[bool, int], dict[int, Frame]] = {}
 
+    def _through(self, p: int) -> Minibatch:
+        """The newest own update in the weights of the forward of `p`."""
+        return self._old.versions.forward_through(p, start=self._start)
+
+    def _alike(self, p: Minibatch) -> range:
+        """The minibatches from `p` on with its weights: they see the same updates, and no clock changes in between."""
+        return range(p, next(q for q in count(p + 1) if q == self.first_own or self._through(q) > self._through(p)))
+
     @property
     def _has_constants(self) -> bool:
         """Whether the new version has all parameters that are not trained."""
@@ -119,8 +137,8 @@ class LiveMove:
         return self._had != self._own
 
     def is_due(self, forwarded: int) -> bool:
-        """Whether the new version is to be built: the wave before it has begun."""
-        return self.new is None and forwarded >= self.last - self._old.versions.minibatches_per_wave
+        """Whether the new version is to be built: two waves before it. Constants travel before weights are lent."""
+        return self.new is None and forwarded >= self.last - 2 * self._old.versions.minibatches_per_wave
 
     def build(self, rebuild: Rebuild, prepared: BuiltStage | None = None) -> None:
         """Create the new version of the stage, without weights, from what has been built for it, if anything.
@@ -153,12 +171,12 @@ class LiveMove:
         )
         self._built = built
 
-    def advance(self, at: Moment, clock_of: ClockOf, switch: Callable[[Minibatch, Clock], None]) -> bool:
+    def advance(self, at: Moment, lent_on: LentOn, switch: Callable[[Minibatch, Clock], None]) -> bool:
         """Do the next part of what can be done now, a little at a time; returns whether there was any.
 
         Args:
             at: where the old version is; beyond h the new one.
-            clock_of: tells W* of a minibatch, once it is published and its weights are here.
+            lent_on: tells W* of a minibatch beyond h.
             switch: rebuilds the old version's weights on another clock from a minibatch on.
         """
         if self.is_complete or self.new is None:
@@ -167,10 +185,11 @@ class LiveMove:
             self.is_complete = at.forwarded >= self.last and at.backwarded >= self.last <= at.through
             return self.is_complete
         self._collect()
-        done = [self._send_constants(at), self._take_constants()]
+        done = [self._send_constants(at), self._lend(at, lent_on), self._take_constants(), self._borrow()]
         if at.forwarded >= self.last:
-            done += [self._exchange_buffers(), self._lend(at, clock_of, switch), self._borrow(), self._hand_over(at)]
-            done += [self._take_over()]
+            while self._to_switch:
+                switch(*self._to_switch.popleft())
+            done += [self._exchange_buffers(), self._hand_over(at), self._take_over()]
         return any(done)
 
     def may_forward(self, p: Minibatch) -> bool:
@@ -186,8 +205,13 @@ class LiveMove:
         )
 
     def may_backward(self, p: Minibatch) -> bool:
-        """Whether the gradient of `p` may be computed: its update needs the optimizer's state."""
-        return p <= self.last or self.is_complete or not self.changes_layers
+        """Whether the gradient of `p` may be computed.
+
+        Its update waits for the optimizer's state, and so do few gradients: as many as take the memory of what is not
+        here yet, beside the one that a stage always has.
+        """
+        held = _HELD_WITH_ANCHOR if self._old.has_shards else 1
+        return p <= self.last + held or self.is_complete or not self.changes_layers
 
     @property
     def awaited(self) -> str:
@@ -239,7 +263,10 @@ class LiveMove:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _send_constants(self, at: Moment) -> bool:
-        """Send the parameters that are not trained of layers that go: some after each pass, all of them before F(h)."""
+        """Send the parameters that are not trained of layers that go: some after each pass.
+
+        All of them before the first weights are lent, or where it is too late for that, before F(h).
+        """
         if self._constants is None:
             self._constants = deque()
             for is_previous, layers in self._lost.items():
@@ -251,11 +278,11 @@ class LiveMove:
                 frames = self._frames(_CONSTANTS, groups_of(found, frame_bytes=_PART_BYTES))
                 self._constants.extend((is_previous, frame) for frame in frames)
         now = (at.forwarded, at.backwarded)
-        passes = 2 * max(0, self.last - at.forwarded)
+        passes = 2 * max(0, self._through(self.last + 1) - at.backwarded) or 2 * max(0, self.last - at.forwarded)
         if not self._constants or (now == self._constants_at and passes):
             return False
         self._constants_at = now
-        # What is left behind F(h) is before the weights that the next forward waits for.
+        # What is left then is before the weights that the next forward waits for.
         for _ in range(math.ceil(len(self._constants) / max(1, passes))):
             self._send_frame(*self._constants.popleft())
         return True
@@ -326,34 +353,39 @@ class LiveMove:
         return True
 
     @torch.no_grad()
-    def _lend(self, at: Moment, clock_of: ClockOf, switch: Callable[[Minibatch, Clock], None]) -> bool:
-        """Lend the weights of the next minibatch beyond h that the old version's updates end in, once they are made."""
+    def _lend(self, at: Moment, lent_on: LentOn) -> bool:
+        """Lend the weights of the next minibatch beyond h that the old version's updates end in, once they are made.
+
+        F(h) may be still to come, but not the first forward of its wave, before which another clock may come into use.
+        """
         p = Minibatch(self._to_lend)
-        if p >= self.first_own or at.through < self._old.versions.forward_through(p, start=self._start):
+        has_begun = at.forwarded > self.last - self._old.versions.minibatches_per_wave
+        if p >= self.first_own or not has_begun or at.through < self._through(p):
             return False
-        clock = clock_of(p)
-        if clock is None:
+        on = lent_on(p)
+        if on is None:
             return False
-        switch(p, clock)
-        weights = self._old.weights.lend(p)
+        weights = self._old.weights.lend(p, *on)
+        self._to_switch.append((p, on[0]))
         for is_previous, layers in self._lost.items():
             self._send(is_previous, _STATE + p - self.last, self._of_layers(layers, {0: weights}, prefixes=False))
         self._lent[p] = weights
-        self._to_lend += 1
+        self._to_lend = self._alike(p).stop
         return True
 
     @torch.no_grad()
     def _borrow(self) -> bool:
-        """Take the weights of the next minibatch from all that have some."""
+        """Take the weights of the next minibatch, and of those that have the same, from all that have some."""
         p = Minibatch(self._to_borrow)
         received = self._received(_STATE + p - self.last) if p < self._to_lend else None
         if received is None:
             return False
         assert self.new is not None, "it is built before the last forward of the old version"
         others = {name: tensor for state in received.values() for name, tensor in state.weights.items()}
-        self.new.weights.borrow(p, self._lent.pop(p) | others)
+        together = self._alike(p)
+        self.new.weights.borrow(together, self._lent.pop(p) | others)
         self._forget(_STATE + p - self.last)
-        self._to_borrow += 1
+        self._to_borrow = together.stop
         return True
 
     def _hand_over(self, at: Moment) -> bool:

@@ -8,7 +8,7 @@ in an update and every wave below the barrier is pushed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -235,7 +235,8 @@ class SegmentRun:
                 (self._inbox.from_upstream, FrameKind.NORM),
             ):
                 for arrived in queue:
-                    if arrived.frame.kind is kind and arrived.frame.minibatch <= self._backwarded:
+                    p = arrived.frame.minibatch
+                    if arrived.frame.kind is kind and p <= self._backwarded and not self._stage_of(p).updates.is_held:
                         queue.remove(arrived)
                         return arrived.frame
             return None
@@ -378,16 +379,20 @@ class SegmentRun:
             self._prepared = (self._prepared[0], (), None)
             assert move.new is not None, "just built"
             updates = Updates(move.new, self._tally, self._updated, move.last)
+            if move.changes_layers:
+                updates.hold()
             self._newest = _Stage(move.new, updates)
             return True
         at = Moment(self._forwarded, self._backwarded, self._oldest.updates.through, self._closed)
-        has_done = move.advance(at, self._clock_of, self._switch_lender)
+        has_done = move.advance(at, self._lent_on, self._switch_lender)
         if move.is_complete:
             self._oldest, self._move = self._newest, None
             self._adopt(self._newest.parts)
             if move.changes_layers:
                 with self._inbox.condition:
                     self._clocks.forget_requests()
+                self._newest.updates.release()
+                self._finish_last_wave()
             # Before anything else is computed: weights that the next version needs are not fetched for this one.
             self._find_move()
         return has_done
@@ -433,9 +438,27 @@ class SegmentRun:
         failpoints.reach("repartition.prepared")
         return True
 
-    def _clock_of(self, p: Minibatch) -> Clock | None:
+    def _lent_on(self, p: Minibatch) -> tuple[Clock, FlatBuffer | None] | None:
+        """The clock of minibatch `p` beyond the last one before a move, and its weights unless it is in use.
+
+        None: it is not known yet, or the weights are not here. Stages behind the first know the clock of the last
+        minibatch before the move once that has arrived, which they may compute later.
+        """
+        assert self._move is not None, "a move asks"
+        last = self._move.last
         with self._inbox.condition:
-            return self._clocks.foretold(p)
+            used: Clock | None = self._clocks.in_use
+            if self._forwarded < last:
+                used = next((Clock(frame.clock) for frame in self._forwards_here() if frame.minibatch == last), None)
+            clock = None if used is None else self._clocks.foretold(p, last, used)
+            if clock is None:
+                return None
+            return clock, None if clock == self._clocks.in_use else self._inbox.fetched[clock]
+
+    def _forwards_here(self) -> Iterator[Frame]:
+        """The forwards that have arrived."""
+        found = (arrived.frame for arrived in self._inbox.from_upstream)
+        return (frame for frame in found if frame.kind is FrameKind.FORWARD)
 
     def _switch_lender(self, p: Minibatch, clock: Clock) -> None:
         if clock != self._clocks.in_use:

@@ -68,6 +68,8 @@ class Updates:
         self._gathered = GradientSum()
         self._latest = Minibatch(start)
         self._waiting: deque[_Waiting] = deque()
+        #: What was added before weights and the optimizer's state are here, in order; None: they are.
+        self._held: list[tuple[Minibatch, GradientsByName, int, int]] | None = None
         self._start = start
         #: Exponents of the scales of the gradients gathered.
         self._exponents: list[int] = []
@@ -79,7 +81,22 @@ class Updates:
     @property
     def is_settled(self) -> bool:
         """Whether every gradient added so far is in an update."""
-        return not self._gathered.minibatches and not self._waiting
+        return not self._gathered.minibatches and not self._waiting and not self._held
+
+    @property
+    def is_held(self) -> bool:
+        """Whether updates wait for `release`."""
+        return self._held is not None
+
+    def hold(self) -> None:
+        """Make no updates for now: weights and the optimizer's state are still with the version of the plan before."""
+        self._held = []
+
+    def release(self) -> None:
+        """Add what was added since `hold`."""
+        held, self._held = self._held, None
+        for each in held or ():
+            self.add(*each)
 
     def scale_exponent(self, p: Minibatch) -> int:
         """Exponent of the scale of minibatch `p`, the updates of whose weights are made; 0 without scales."""
@@ -104,6 +121,9 @@ class Updates:
             scale_exponent: of its scale.
             tells_norms: whether norms of its gradients may decide what freezes.
         """
+        if self._held is not None:
+            self._held.append((p, gradients, weight, scale_exponent))
+            return
         unscaled = scaled(gradients, 2.0**-scale_exponent)
         if tells_norms:
             self._squares[p] = layer_squares(unscaled, self._layers)

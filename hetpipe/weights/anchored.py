@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from hetpipe.decide.schedule.versions import VersionTable
@@ -160,12 +161,24 @@ class AnchoredWeights:
         self._note()
         return update
 
-    def lend(self, p: Minibatch) -> dict[str, Tensor]:
-        """Copies of the weights of `p`, which the next version of the plan computes."""
-        self._forwarded = p
-        lent = self._version(p).buffer
-        copies = {name: view.clone() for name, view in lent.views.items()}
-        self._pool.release(lent)
+    def lend(self, p: Minibatch, clock: Clock, published: FlatBuffer | None) -> dict[str, Tensor]:
+        """Copies of the weights of `p`, which the next version of the plan computes: the same terms in the same order.
+
+        B itself does not grow for it, as forwards to come may need fewer waves.
+        """
+        v = self._table.forward_through(p, start=self._start)
+        if v in self._ready:
+            return {name: view.clone() for name, view in self._sums[v].views.items()}
+        assert self._anchor is not None, "no segment has been started"
+        own = self._anchor_through if published is None else Wave(clock)
+        terms = [self._updates[Wave(wave)] for wave in range(own, v // self._n)]
+        if v % self._n:
+            terms.append(self._rho if v == self._rho_through else self._sums[v])
+        copies = {}
+        for name, view in self._anchor.views.items():
+            copy = copies[name] = torch.empty_like(view).copy_(view if published is None else published.views[name])
+            for term in terms:
+                copy += term.views[name].to(copy.device)
         return copies
 
     def begin(self, start: Clock, through: int) -> None:
@@ -173,9 +186,12 @@ class AnchoredWeights:
         self._start, self._closed = start, Wave(through // self._n)
         self._forwarded = self._backwarded = through
 
-    def borrow(self, p: Minibatch, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of `p` from the version before."""
-        self._borrowed[p] = self._pool.take().fill_(weights)
+    def borrow(self, minibatches: range, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of some minibatches from the version before; each of them has a holder."""
+        buffer = self._pool.take().fill_(weights)
+        self._borrowed |= dict.fromkeys(minibatches, buffer)
+        for _ in minibatches[1:]:
+            self._pool.hold(buffer)
 
     def hand_over(self) -> Succession:
         """After the last wave of this version: its anchor, and the own waves that others are built from."""

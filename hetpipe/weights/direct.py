@@ -107,8 +107,8 @@ class DirectWeights:
             minibatches = range(first, last + 1 + self._shift)
             raise NonFiniteUpdate.in_parameter(name, quantity="update", minibatches=minibatches)
 
-    def lend(self, p: Minibatch) -> dict[str, Tensor]:
-        """Copies of the weights of `p`, which the next version of the plan computes."""
+    def lend(self, p: Minibatch, clock: Clock, published: FlatBuffer | None) -> dict[str, Tensor]:
+        """Copies of the weights of `p`, which the next version of the plan computes; nothing is published here."""
         through = self._table.forward_through(p, start=self._start)
         return {name: view.clone() for name, view in self._buffer(through).views.items()}
 
@@ -116,11 +116,10 @@ class DirectWeights:
         """Begin inside the segment from `start`; the newest weights are not known before `take_over`."""
         self._start, self._through, self._begun_after = start, -1, through
 
-    def borrow(self, p: Minibatch, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of `p` from the version before."""
-        through = self._table.forward_through(p, start=self._start)
-        if through not in self._older:
-            self._older[through] = self._pool.take().fill_(weights)
+    def borrow(self, minibatches: range, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of some minibatches from the version before."""
+        through = self._table.forward_through(minibatches[0], start=self._start)
+        self._older[through] = self._pool.take().fill_(weights)
 
     def hand_over(self) -> Succession:
         """After the last wave of this version: the newest weights."""

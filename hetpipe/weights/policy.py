@@ -123,16 +123,22 @@ class StageWeights(Protocol):
         """
         ...
 
-    def lend(self, p: Minibatch) -> dict[str, Tensor]:
-        """Copies of the weights of `p`, which the next version of the plan computes; once per minibatch, in order."""
+    def lend(self, p: Minibatch, clock: Clock, published: FlatBuffer | None) -> dict[str, Tensor]:
+        """Copies of the weights of `p`, which the next version of the plan computes; nothing here changes.
+
+        Args:
+            p: beyond the last minibatch of this version, all of whose forwards may not have started yet.
+            clock: W* of `p`.
+            published: w^(clock), anywhere; None where that is the clock in use, or nothing is published.
+        """
         ...
 
     def begin(self, start: Clock, through: int) -> None:
         """Begin inside the segment from `start`, after minibatch `through`, the last of a wave."""
         ...
 
-    def borrow(self, p: Minibatch, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of `p` from the version before; those of the layers of this stage are copied."""
+    def borrow(self, minibatches: range, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of some minibatches from the version before; those of this stage's layers are copied."""
         ...
 
     def hand_over(self) -> Succession:

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from hetpipe.pipeline import tally
-from hetpipe.pipeline.live_move import LiveMove
+from hetpipe.pipeline.live_move import LiveMove, Moment
+from hetpipe.pipeline.segment_run import SegmentRun
 from hetpipe.server.agent import stage_assembly
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.decisions import MoveDecision
-from hetpipe.values.ids import Incarnation, StageIndex, VirtualWorkerIndex
+from hetpipe.values.ids import Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
 from hetpipe.values.run import StageProgress, StageReport
 from hetpipe.values.sync import PlanMove
 from tests.models import NUM_WITNESSES
@@ -178,6 +179,77 @@ def test_more_frames_with_constants_than_passes(tmp_path: Path, monkeypatch: pyt
     moved, expected = trained(tmp_path / "moved"), trained(tmp_path / "not moved")
     assert moved.keys() == expected.keys()
     assert [name for name, value in expected.items() if not torch.equal(moved[name], value)] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"weights": "vertical"}, marks=pytest.mark.exhaustive),
+        {"weights": "double_buffer"},
+        pytest.param({"kind": "none", "weights": "vertical", "workers": 1}, marks=pytest.mark.exhaustive),
+        pytest.param({"deterministic": False, "pull": "required"}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_first_stage_gets_layers_before_the_later_one_has_computed_the_last_minibatch(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forward of h on the last stage waits until the first one has begun h + 1, with a layer of the last stage."""
+    h, begun, forward = 8, threading.Event(), SegmentRun._forward
+
+    def held(stage: SegmentRun, p: Minibatch) -> None:
+        identity = stage._parts.identity
+        if identity.vw == 0 and identity.is_first and p == h + 1:
+            begun.set()
+        if identity.vw == 0 and identity.is_last and p == h:
+            while not begun.wait(0.01):
+                with stage._inbox.condition:
+                    stage._inbox.collect(needs_frames=True)  # raises what the other stages died of
+                stage._advance_move()
+        forward(stage, p)
+
+    monkeypatch.setattr(SegmentRun, "_forward", held)
+    what = replace(Case(wave=4, stages=[[2, 3]] * 2, minibatches=32, live=((h + 1, 0, (3, 2)),)), **changes)
+    what = replace(what, stages=[[2, 3]] * what.workers, minibatches=16 * what.workers)
+    run(what, tmp_path)
+    assert announced(tmp_path) == [(2, 0, [0, 3, 5])]
+    if what.deterministic or not what.has_shards:
+        assert_same_bits(trained(tmp_path), run_reference(what.reference()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_norm": 0.5},
+        pytest.param({"weights": "double_buffer"}, marks=pytest.mark.exhaustive),
+        pytest.param({"kind": "none", "weights": "vertical", "workers": 1}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_later_stage_computes_gradients_before_it_has_the_optimizers_state(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stage keeps the state until the last one has begun the backward of h + 1."""
+    h, begun = 8, threading.Event()
+    backward, hand_over = SegmentRun._backward, LiveMove._hand_over
+
+    def told(stage: SegmentRun, p: Minibatch) -> None:
+        identity = stage._parts.identity
+        if identity.vw == 0 and identity.is_last and p == h + 1:
+            begun.set()
+        backward(stage, p)
+
+    def held(move: LiveMove, at: Moment) -> bool:
+        identity = move._old.identity
+        is_due = identity.vw or not identity.is_first or begun.is_set()
+        return hand_over(move, at) if is_due else False
+
+    monkeypatch.setattr(SegmentRun, "_backward", told)
+    monkeypatch.setattr(LiveMove, "_hand_over", held)
+    what = replace(Case(wave=4, stages=[[2, 3]] * 2, minibatches=32, live=((h + 1, 0, (1, 4)),)), **changes)
+    what = replace(what, stages=[[2, 3]] * what.workers, minibatches=16 * what.workers)
+    run(what, tmp_path)
+    assert announced(tmp_path) == [(2, 0, [0, 1, 5])]
+    assert_same_bits(trained(tmp_path), run_reference(what.reference()))
 
 
 class Operator:

@@ -33,6 +33,25 @@ def assert_bounds(stage: Stage, lag: int) -> None:
     assert stage.host_peak_at_rest <= max(2, lag + 1) + (case.weights == "double_buffer")
 
 
+@pytest.mark.parametrize("has_shards", [True, False])
+@pytest.mark.parametrize("weights", ["wave", "vertical", "flush", "double_buffer"])
+def test_weights_beyond_a_wave_are_lent_at_any_time_and_nothing_changes(
+    weights: WeightPolicy, *, has_shards: bool
+) -> None:
+    """Before the last forwards of the wave, too, on the clock that these will use, or the next wave."""
+    early = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        case = random_case(rng, weights, has_shards=has_shards)
+        stage = Stage(case, seed)
+        stage.begin(0)
+        while stage.updated < 6 * case.n:
+            stage.act(6 * case.n, rng, lag=1, waits=seed % 2 == 0)
+            lent = stage.lend_all(rng, 1) if stage.started else 0
+            early += lent * (stage.started % case.n > 0)
+    assert early > 0 or weights == "flush", "weights are lent only after the last forward"
+
+
 def test_a_version_may_be_used_before_and_after_a_switch() -> None:
     """Minibatches 5 and 6 see the update of 1 and 2; from 6 on with other published weights, while 4 is newest."""
     case = Case(weights="vertical", n=6, k=3, i=2, a=2)

@@ -316,6 +316,27 @@ class Stage:
         self.peak_at_rest = max(self.peak_at_rest, self.pool.alive)
         self.host_peak_at_rest = max(self.host_peak_at_rest, self.pool.host_alive)
 
+    def lend_all(self, rng: random.Random, lag: int) -> int:
+        """Lend what can be lent beyond the wave that the last started minibatch is in; returns how many weights."""
+        last, n = -(-self.started // self.case.n) * self.case.n, self.case.n
+        clock, lent = self.twin.clock, 0
+        if self.started < last and self.is_switch(last):
+            clock = self.pick(last, rng, lag)
+        for p in range(last + 1, last + n + 1):
+            if self.is_switch(p) and p == last + 1:
+                clock = max(clock, self.pick(p, rng, lag))
+            if not last > self.twin.seen_by(p) <= self.updated:
+                break
+            published = None
+            if clock != self.twin.clock:
+                published = self.published(clock)
+            found = self.weights.lend(Minibatch(p), Clock(clock), published)
+            assert_equal(found, self.twin.weights(self.twin.seen_by(p), clock), f"weights of {p} that are lent")
+            if published is not None:
+                self.pool.release(published)
+            lent += 1
+        return lent
+
     # -- a segment ---------------------------------------------------------------------------------------------------
 
     def run(self, last: int, rng: random.Random, *, lag: int, waits: bool) -> None:
@@ -336,7 +357,7 @@ class Stage:
         if may_update and not (waits and self.case.may_wait and rng.random() < 0.7):
             self.update(last=last)
         elif self.may_start(last) and (self.case.is_strict or self.completed == self.started or rng.random() < 0.6):
-            self.forward(self.pick(rng, lag))
+            self.forward(self.pick(self.started + 1, rng, lag))
         elif self.completed < self.started and not self.is_due(last):
             self.backward()
         else:
@@ -350,9 +371,9 @@ class Stage:
         p = self.started + 1
         return p <= last and self.started - self.completed < self.case.limit and self.updated >= self.twin.seen_by(p)
 
-    def pick(self, rng: random.Random, lag: int) -> int:
-        """A clock for the next minibatch: usable, no older than the one in use, and within the bound."""
-        newest = self.newest_usable(self.started + 1)
+    def pick(self, p: int, rng: random.Random, lag: int) -> int:
+        """A clock for minibatch `p`: usable, no older than the one in use, and within the bound."""
+        newest = self.newest_usable(p)
         lowest = max(self.twin.clock, newest - lag)
         return rng.randint(lowest, max(lowest, newest))
 
