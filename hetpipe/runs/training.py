@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hetpipe.checkpoint.best import Best, find_best
 from hetpipe.checkpoint.locations import has_checkpoint_at
 from hetpipe.decide.lifecycle.inspections import is_to_measure
 from hetpipe.decide.lifecycle.known_cluster import BETWEEN_NODES, WITHIN_NODE
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
-from hetpipe.errors import HetpipeError, JobFailed, Unavailable, UserError
+from hetpipe.errors import CheckpointError, HetpipeError, JobFailed, Unavailable, UserError
 from hetpipe.job.file import Job
 from hetpipe.report.plan_view import plan_line
 from hetpipe.report.text import count, shown_path
@@ -107,6 +108,8 @@ class RunEnd:
     """The conditions of the run."""
     checkpoints: str = ""
     """URL of its checkpoints; empty if they are in its folder."""
+    best: Best | None = None
+    """Its best evaluation, if the checkpoint of that was kept."""
 
     @property
     def exit_status(self) -> ExitStatus:
@@ -394,6 +397,7 @@ class Training:
             emulated=self._request.job.cluster.emulate,
             conditions=ending.conditions,
             checkpoints=self._folder.checkpoints_url,
+            best=_best_of(self._folder),
         )
         if self._request.coordinator is None:
             # The coordinator of this run may have been stopped before it did so.
@@ -459,7 +463,15 @@ def end_of(folder: RunFolder, result: RunResult) -> RunEnd:
         forecast=folder.read_forecast(),
         emulated=folder.read_job().cluster.emulate,
         checkpoints=folder.checkpoints_url,
+        best=_best_of(folder),
     )
+
+
+def _best_of(folder: RunFolder) -> Best | None:
+    try:
+        return find_best(folder.path)[1]
+    except CheckpointError:
+        return None
 
 
 def record_of(request: RunRequest, folder: RunFolder, shell: Shell) -> RunRecord:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hetpipe.checkpoint.best import Best, note_best
 from hetpipe.cli.run.summary import summary_lines
 from hetpipe.errors import CallableError, HetpipeError, JobFailed, PeerUnreachable
 from hetpipe.job.file import Job, load_job
@@ -29,6 +30,7 @@ from hetpipe.runs.training import (
 )
 from hetpipe.server.agent.devices import DeviceOffer
 from hetpipe.values.events import JobEnded, JobEvent, JobState, StateChanged, StopMode
+from hetpipe.values.ids import Clock
 from hetpipe.values.plan_document import Predicted
 from tests.checkpoints import write_checkpoint
 from tests.cli.fakes import FINISHES, RESULT, FakeCoordinator, RecordingView, shell_with, small_job
@@ -269,6 +271,20 @@ def test_the_summary_says_what_came_of_it_and_what_to_do_next(folder: RunFolder,
         f"results: {where} (result.json; trace.json opens in Perfetto; logs, history, checkpoints)",
         f"export:  hetpipe export {where} model.safetensors",
     ]
+
+
+def test_the_summary_says_how_to_export_weights_that_were_better_than_the_last(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    write_checkpoint(folder.path, 3)
+    for clock in (3, 6):  # the last clock is 6
+        note_best(folder.path, Best(Clock(clock), "accuracy", 0.95))
+        write_checkpoint(folder.path, clock)
+        end, _ = run(folder, FakeCoordinator())
+        told = [line for line in summary_lines(end, current=tmp_path) if "--best" in line]
+        where = f"runs/{folder.path.name}"
+        line = f"best:    hetpipe export {where} model.safetensors --best, with accuracy 0.9500 at clock 3"
+        assert told == ([line] if clock == 3 else [])
 
 
 def test_the_summary_tells_what_was_survived(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ def summary_lines(end: RunEnd, *, current: Path) -> list[str]:
         lines.append(f"stored:  {end.checkpoints} (checkpoints; resume from there with --resume)")
     if end.resumable:
         lines.append(f"export:  hetpipe export {where} model.safetensors")
+    if end.best is not None and end.best.clock != max(end.result.clocks.values(), default=0):
+        found = f"{end.best.metric} {measure(end.best.value)} at clock {end.best.clock}"
+        lines.append(f"best:    hetpipe export {where} model.safetensors --best, with {found}")
     return [*lines, *safety_lines(end.conditions)]
 
 
@@ -52,10 +55,6 @@ def _compared(forecast: PlanDocument, measured: float, *, emulated: bool) -> str
     if emulated and measured < predicted * _LEAST_EMULATED:
         return f"{said}; this machine computes slower than the devices that it emulates, so this says nothing of them"
     return f"{said}, which also steps the optimizer, reads data and evaluates ({measured / predicted - 1:+.0%})"
-    return (
-        f"speed:   predicted {rate(predicted)} samples/s {of_what}, measured {rate(measured)} over the whole run, "
-        f"which also steps the optimizer, reads data and evaluates ({measured / predicted - 1:+.0%})"
-    )
 
 
 def safety_lines(conditions: Sequence[Condition]) -> list[str]:

@@ -38,5 +38,10 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     for path in _MANIFESTS:
         copy(bundled_root() / path, out / path)
     shown = shown_path(out.absolute(), shell.current)
-    output.answer({"folder": str(out), "files": list(_MANIFESTS)}, f"wrote {shown}: {', '.join(_MANIFESTS)}")
+    output.answer(
+        {"folder": str(out), "files": list(_MANIFESTS)},
+        f"wrote {shown}: {', '.join(_MANIFESTS)}",
+        f"Kubernetes: kubectl kustomize {shown}/k8s/overlays/cpu-demo shows the demo; Helm: {shown}/k8s/chart",
+        f"Docker:     docker compose --file {shown}/docker-compose.yml config",
+    )
     return ExitStatus.OK

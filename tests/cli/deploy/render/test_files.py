@@ -128,7 +128,11 @@ def test_an_overlay_brings_the_manifests_that_come_with_hetpipe() -> None:
 
 
 def test_the_manifests_as_they_come() -> None:
-    assert render("manifests", "all").exit_code == 0
+    written = render("manifests", "all")
+    assert written.exit_code == 0
+    for path in ("all/k8s/overlays/cpu-demo", "all/k8s/chart", "all/docker-compose.yml"):
+        assert path in written.stdout
+        assert Path(path).exists()
     assert Path("all/docker-compose.yml").read_text() == (ROOT / "docker-compose.yml").read_text()
     assert Path("all/k8s/overlays/cpu-demo/kustomization.yaml").is_file()
     assert Path("all/deploy/compose/insecure.env").is_file()
