@@ -95,10 +95,10 @@ class _Bundle:
         "_arrived",
         "_counts",
         "_engine",
+        "_finishes",
         "_latency_ticks",
         "_log",
         "_number",
-        "_present",
         "_shares",
         "_started",
     )
@@ -115,8 +115,8 @@ class _Bundle:
         self._counts: dict[tuple[SharedResource, int], int] = {}
         self._shares: list[tuple[SharedResource, int, int]] = []
         self._number = self._started = 0
-        #: Resources at which parts of the current message may be present, with their finish.
-        self._present: list[tuple[SharedResource, int]] = []
+        #: Finishes of the current message at these resources, without those at the end where it has left.
+        self._finishes: list[int] = []
         self.add(part)
 
     def is_joined_by(self, part: Part) -> bool:
@@ -142,21 +142,21 @@ class _Bundle:
         if not self._shares:
             shares = [(resource, work, count) for (resource, work), count in self._counts.items()]
             self._shares = sorted(shares, key=lambda share: share[1] * share[2])
-        self._present = [(resource, resource.admit(now, work, count)) for resource, work, count in self._shares]
+        self._finishes = [resource.admit(now, work, count) for resource, work, count in self._shares]
         engine.after(self._look)
 
     def _look(self, _: int = 0) -> bool:
         """Wait for a resource that still serves the message; once there is none, for the arrival."""
-        engine, present = self._engine, self._present
+        engine, finishes, shares = self._engine, self._finishes, self._shares
         now = engine.now
-        while present:
-            resource, finish = present[-1]
+        while finishes:
+            resource = shares[len(finishes) - 1][0]
             if resource.due <= now:
                 resource.advance(now)
-            if resource.progress < finish:
-                engine.at(resource.departure(finish), self._look, 0)
+            if resource.progress < finishes[-1]:
+                engine.at(resource.departure(finishes[-1]), self._look, 0)
                 return False
-            present.pop()
+            finishes.pop()
         end = max(now + self._latency_ticks, self._started + self._alone_ticks)
         engine.at(end, self._arrive, self._number)
         return False
