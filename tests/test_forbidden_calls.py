@@ -97,19 +97,43 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("benchmarks", "multiprocessing"): "each benchmark talks to children it has just started, over pipes of its own",
 }
 
-#: A source without any of these words has nothing forbidden; reading its tree would only take time.
-_SUSPECT = re.compile(
-    r"\b(" + "|".join({name.rpartition(".")[2] for name in FORBIDDEN} | {"shell", "allow_pickle"}) + r")\b"
-    r"|yaml|grpc\.max_|max_message"
-)
-
 _YAML_LOADS = {"yaml.load", "yaml.load_all"}
 _SAFE_LOADERS = {"yaml.SafeLoader", "yaml.CSafeLoader"}
+
+#: Names of the table, and keywords, that a source without them does not say.
+_BARE = re.compile(
+    rf"(?<!\.)\b({'|'.join(name for name in FORBIDDEN if '.' not in name)})\b"
+    r"|\b(shell|allow_pickle)\b|grpc\.max_|max_message"
+)
+
+
+def _dotted() -> dict[str, tuple[re.Pattern[str], re.Pattern[str]]]:
+    """First part of the other names → a line that imports it, and what may stand behind it."""
+    behind: dict[str, set[str]] = {}
+    for name in {*FORBIDDEN, *_YAML_LOADS}:
+        if "." in name:
+            behind.setdefault(name.partition(".")[0], set()).add(name.rpartition(".")[2])
+    return {
+        top: (re.compile(rf"\b(?:import|from)\b.*\b{top}\b"), re.compile(rf"\b({'|'.join(last)})\b"))
+        for top, last in behind.items()
+    }
+
+
+_DOTTED = _dotted()
+
+
+def _is_suspect(source: str) -> bool:
+    """Whether a source may say something forbidden; reading the tree of another one would only take time."""
+    if _BARE.search(source) is not None:
+        return True
+    return any(
+        top in source and imports.search(source) and last.search(source) for top, (imports, last) in _DOTTED.items()
+    )
 
 
 def problems(source: str, path: str) -> Iterator[str]:
     """Everything in a source that is forbidden there, as `PATH:LINE what: why`."""
-    if _SUSPECT.search(source) is None:
+    if not _is_suspect(source):
         return
     tree = ast.parse(source)
     names = _imported(tree)

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.elastic.script import member_changes, script_of
-from hetpipe.decide.lifecycle.configs import Assignment, run_document, shard_configs
 from hetpipe.errors import UserError
 from hetpipe.job.file import Job
-from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Link
 from hetpipe.observe.clock_curve import clock_shard_file
 from hetpipe.observe.history import History, NullHistory
@@ -30,18 +28,15 @@ from hetpipe.observe.metrics import Metrics, NullMetrics, metrics_path
 from hetpipe.observe.segments import read_lines
 from hetpipe.pipeline.compute import Emulator
 from hetpipe.pipeline.setup import StageParts
+from hetpipe.runs.in_process import RunParts, links_of_stages, one_thread_per_operation, start_shards
 from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code
 from hetpipe.server.decisions_file import decisions_of_run
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
-from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.values.decisions import FreezeDecision, MemberDecision
-from hetpipe.values.events import Submission
-from hetpipe.values.ids import Clock, Incarnation, Minibatch, StageIndex, VirtualWorkerIndex
-from hetpipe.values.members import MemberId, MemberInfo, MemberRole
+from hetpipe.values.ids import Clock, Minibatch, StageIndex, VirtualWorkerIndex
 from hetpipe.values.plan import Plan
 from hetpipe.values.policies import POLICIES
-from hetpipe.values.run import DeviceConfig, StageConfig
 from hetpipe.values.sync import DataSpec, Progress
 
 #: Longest silence between two forwards of any stages, in seconds, before the repetition is given up.
@@ -136,7 +131,7 @@ class _Again:
         wanted: tuple[VirtualWorkerIndex, int],
         scratch: Path,
     ) -> None:
-        self._job, self._import_path, self._start, self._scratch = job, import_path, start, scratch
+        self._job, self._start, self._scratch = job, start, scratch
         self._vw, self._p = wanted
         # Each stage builds the model: the file of the inspection is gone with the run.
         self._plan = plan = replace(start.plan, model_digest="")
@@ -152,7 +147,8 @@ class _Again:
         self._links: list[Link] = []
         self._clients: list[ShardClient] = []
         self._history = History(clock_shard_file(scratch), host="", pid=0, role="parameter_server", term=plan.term)
-        self._shards = self._made_shards()
+        self._parts = RunParts(job, start.data, scratch, import_path)
+        self._shards = self._parts.shards(plan, start.progress, lambda shard: NullHistory() if shard else self._history)
 
     def run(self) -> Seen:
         """What the minibatch computed with.
@@ -161,9 +157,11 @@ class _Again:
             UserError: the run ended before it, or nothing happened for too long.
             Exception: a stage failed.
         """
-        torch.set_num_threads(1)
-        for shard in self._shards:
-            shard.start(None if shard is self._shards[0] else clock_calls(self._shards[0]))
+        with one_thread_per_operation():
+            return self._run()
+
+    def _run(self) -> Seen:
+        start_shards(self._shards)
         threads = [thread for worker in self._plan.virtual_workers for thread in self._stages(worker.index)]
         self._running = len(threads)
         for thread in threads:
@@ -197,53 +195,18 @@ class _Again:
                 if not changed:
                     raise UserError(f"the repeated run computed nothing for {SILENCE_SECONDS:.0f} s, and was given up")
 
-    def _made_shards(self) -> list[JobShard]:
-        submission = Submission("replay", "", str(self._scratch), str(self._import_path), None)
-        nobody = tuple(
-            MemberInfo(MemberRole.PARAMETER_SERVER, MemberId(f"replay-{index}"), "", 0)
-            for index in range(self._plan.num_shards)
-        )
-        assignment = Assignment(job=self._job, submission=submission, plan=self._plan, agents=(), shards=nobody)
-        data, progress = self._start.data, self._start.progress
-        document = run_document(assignment, data, progress, eval_samples=None, submitted_wall=0.0)
-        configs = [replace(config, storage=None, run=None) for config in shard_configs(self._job, document)]
-        return [
-            JobShard(config, self._history if index == 0 else NullHistory()) for index, config in enumerate(configs)
-        ]
-
     def _stages(self, vw: VirtualWorkerIndex) -> Iterator[threading.Thread]:
-        count = len(self._plan.virtual_workers[vw].stages)
-        upstream: Link | None = None
-        for index in range(count):
-            stage = StageIndex(index)
-            downstream: Link | None = None
-            following: Link | None = None
-            if index + 1 < count:
-                downstream, following = in_process_pair(f"stage {index} of {vw}", f"stage {index + 1} of {vw}")
-                self._links += [downstream, following]
-            body = partial(self._live, vw, stage, upstream, downstream)
+        links = links_of_stages(vw, len(self._plan.virtual_workers[vw].stages))
+        for stage, (upstream, downstream) in enumerate(links):
+            self._links += [link for link in (upstream, downstream) if link is not None]
+            body = partial(self._live, vw, StageIndex(stage), upstream, downstream)
             yield threading.Thread(target=body, name=f"replay-{vw}-{stage}", daemon=True)
-            upstream = following
 
     def _live(self, vw: VirtualWorkerIndex, stage: StageIndex, upstream: Link | None, downstream: Link | None) -> None:
         """A stage's thread."""
         torch.set_num_threads(1)
         is_last = stage == len(self._plan.virtual_workers[vw].stages) - 1
-        device = DeviceConfig("cpu")
-        config = StageConfig(
-            job=self._job.model_dump(mode="json"),
-            plan=self._plan,
-            vw=vw,
-            stage=stage,
-            incarnation=Incarnation(0),
-            device=device,
-            shard_addresses=(),
-            run_dir=str(self._scratch),
-            import_path=str(self._import_path),
-            host="replay",
-            restore=None if self._start.checkpoint is None else str(self._start.checkpoint),
-            homes=self._start.data.homes,
-        )
+        config = self._parts.stage(self._plan, vw, stage, restore=self._start.checkpoint)
         wiring = Wiring(
             shards=[tensor_calls(shard) for shard in self._shards],
             clock_shard=clock_calls(self._shards[0]),
@@ -252,7 +215,7 @@ class _Again:
             history=NullHistory(),
             report=lambda _: None,
             guard=self._guard,
-            emulator=Emulator(device, SYSTEM_CLOCK, seed=0),
+            emulator=Emulator(config.device, SYSTEM_CLOCK, seed=0),
             metrics=Metrics(metrics_path(self._scratch, vw)) if is_last else NullMetrics(),
             watch=partial(self._see, vw, stage),
         )

@@ -23,16 +23,15 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.elastic.activation import with_activations
 from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
 from hetpipe.decide.elastic.compressing import with_freeze_plans
-from hetpipe.decide.elastic.freezing import freezing_of, with_freeze_levels
+from hetpipe.decide.elastic.freezing import with_freeze_levels
 from hetpipe.decide.elastic.replanning import with_activation_cuts
-from hetpipe.decide.elastic.script import check_script, member_changes, plan_changes, wave_changes
+from hetpipe.decide.elastic.script import check_script
 from hetpipe.decide.lifecycle.configs import homes_of
 from hetpipe.decide.lifecycle.planning import PlannedRun
 from hetpipe.decide.planner.partition import plan_job
 from hetpipe.decide.schedule.policy import Kind
 from hetpipe.decide.sync.segment import DRAIN, first_progress
 from hetpipe.job.file import Job
-from hetpipe.link.in_process import in_process_pair
 from hetpipe.link.policy import Link
 from hetpipe.observe.history import History, HistoryWriter, NullHistory, in_detail
 from hetpipe.observe.metrics import Metrics, MetricsWriter, NullMetrics, metrics_path
@@ -40,11 +39,11 @@ from hetpipe.pipeline import model_file
 from hetpipe.pipeline.compute import Emulator
 from hetpipe.pipeline.runner import StageRunner
 from hetpipe.pipeline.setup import Replicas
+from hetpipe.runs.in_process import RunParts, links_of_stages, start_shards
 from hetpipe.server.agent.stage_assembly import Wiring, assemble, load_user_code
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.in_process import clock_calls, tensor_calls
-from hetpipe.server.shard.job_shard import JobShard
 from hetpipe.values import wire
 from hetpipe.values.ids import (
     AgentId,
@@ -70,8 +69,7 @@ from hetpipe.values.run import (
     StageEvaluation,
     StageReport,
 )
-from hetpipe.values.shard_config import ShardConfig
-from hetpipe.values.sync import DataSpec, Membership, PlanMove, PlanVersion
+from hetpipe.values.sync import PlanMove
 from hetpipe.wire.call import Calls, Chunk
 from hetpipe.wire.calls import PULL, PUSH
 from tests.support.inspection import inspect_job, inspect_once
@@ -239,12 +237,14 @@ class _Cluster:
         self.plan = with_activations(self.plan, run.job, report.layers, self._progress)
         self.plan = with_freeze_plans(PlannedRun(run.job, self.plan, model=report), agents).plan
         self.plan = with_activation_cuts(PlannedRun(run.job, self.plan, model=report), agents).plan
-        self._homes = homes_of(run.job, self.plan)
-        data = run.job.data_spec(report.train_samples, self._homes)
+        data = run.job.data_spec(report.train_samples, homes_of(run.job, self.plan))
         self.result = InProcessResult(self.plan)
         if run.keep_history:
             self._write_facts(report)
-        self._shards = [self._shard(ShardIndex(i), data) for i in range(self.plan.num_shards)]
+        self._parts = RunParts(run.job, data, run.run_dir, run.import_path)
+        self._shards = self._parts.shards(
+            self.plan, self._progress, lambda index: self._history(f"shard-{index}", "parameter_server")
+        )
         self._clock = clock_calls(self._shards[0])
         self._meetings: dict[tuple[StageIndex, Clock], ReplicaMeeting] = {}
         self._begun: list[Life] = []
@@ -267,8 +267,7 @@ class _Cluster:
             return self._run_to_the_end()
 
     def _run_to_the_end(self) -> InProcessResult:
-        for shard in self._shards:
-            shard.start(None if shard is self._shards[0] else clock_calls(self._shards[0]))
+        start_shards(self._shards)
         for vw in self.plan.virtual_workers:
             self._begin(vw.index, Incarnation(0))
         for life in self._lives.values():
@@ -419,52 +418,12 @@ class _Cluster:
         with self._guard:
             return self._meetings.setdefault((stage, start), ReplicaMeeting(len(members)))
 
-    def _shard(self, index: ShardIndex, data: DataSpec) -> JobShard:
-        job = self._run.job
-        config = ShardConfig(
-            job_id=self.plan.job_id,
-            term=self.plan.term,
-            shard=index,
-            num_shards=self.plan.num_shards,
-            clock_shard_address="",
-            membership=Membership(
-                {vw.index: len(vw.stages) for vw in self.plan.virtual_workers},
-                job.minibatches_by_worker(self.plan.virtual_workers),
-                {
-                    vw.index: PlanVersion.following(self._progress.plans.get(vw.index), vw.bounds)
-                    for vw in self.plan.virtual_workers
-                },
-            ),
-            slices=tuple(s for s in self.plan.slices if s.shard == index),
-            sync=job.sync_spec(),
-            data=data,
-            checkpoint_every_waves=job.checkpoint.every_waves,
-            checkpoint_keep=job.checkpoint.keep,
-            last_checkpoint_seconds=job.patience.last_checkpoint.total_seconds(),
-            run_dir=str(self._run.run_dir),
-            progress=self._progress,
-            plan_changes=plan_changes(job, self.plan),
-            wave_changes=wave_changes(job),
-            member_changes=member_changes(job),
-            freezing=freezing_of(job, self.plan),
-            activations=self.plan.activations,
-        )
-        return JobShard(config, self._history(f"shard-{index}", "parameter_server"))
-
     def _worker(self, life: Life) -> Iterator[threading.Thread]:
-        vw = life.vw
-        stages = self.plan.virtual_workers[vw].stages
         restored = self._restored(life.incarnation)
-        upstream: Link | None = None
-        for index in range(len(stages)):
-            stage = StageIndex(index)
-            downstream: Link | None = None
-            following: Link | None = None
-            if index + 1 < len(stages):
-                downstream, following = in_process_pair(f"stage {index} of {vw}", f"stage {index + 1} of {vw}")
-                life.links += [downstream, following]
-            yield self._stage(life, stage, upstream, downstream, restored)
-            upstream = following
+        links = links_of_stages(life.vw, len(self.plan.virtual_workers[life.vw].stages))
+        for stage, (upstream, downstream) in enumerate(links):
+            life.links += [link for link in (upstream, downstream) if link is not None]
+            yield self._stage(life, StageIndex(stage), upstream, downstream, restored)
 
     def _stage(
         self, life: Life, stage: StageIndex, upstream: Link | None, downstream: Link | None, restored: Path | None
@@ -499,20 +458,8 @@ class _Cluster:
         return threading.Thread(target=body, name=f"vw-{vw}-stage-{stage}", daemon=True)
 
     def _config(self, life: Life, stage: StageIndex, restored: Path | None) -> StageConfig:
-        return StageConfig(
-            job=self._run.job.model_dump(mode="json"),
-            plan=self.plan,
-            vw=life.vw,
-            stage=stage,
-            incarnation=life.incarnation,
-            device=DeviceConfig(self._run.device),
-            shard_addresses=(),
-            run_dir=str(self._run.run_dir),
-            import_path=str(self._run.import_path),
-            host="127.0.0.1",
-            restore=None if restored is None else str(restored),
-            homes=self._homes,
-        )
+        device, incarnation = self._run.device, life.incarnation
+        return self._parts.stage(self.plan, life.vw, stage, restore=restored, incarnation=incarnation, device=device)
 
     def _metrics(self, vw: VirtualWorkerIndex, stage: StageIndex) -> MetricsWriter:
         is_last = stage == len(self.plan.virtual_workers[vw].stages) - 1

@@ -59,7 +59,7 @@ from hetpipe.errors import DeadlineExceeded, InvalidTransition, JobFailed, Scrip
 from hetpipe.values.barrier_reasons import BarrierReasons
 from hetpipe.values.commands import ChildExit, KeyedStageReport, StartStageCommand, StopVirtualWorkerCommand
 from hetpipe.values.events import Waiting, WorkerLeft, WorkerLost, WorkerQuarantined, WorkerRejoined, WorkerStatus
-from hetpipe.values.freezing import joining, outgrown
+from hetpipe.values.freezing import joining, lineup_for, outgrown
 from hetpipe.values.ids import AgentId, Clock, Incarnation, VirtualWorkerIndex
 from hetpipe.values.life_state import COMPUTING, UP, LifeState
 from hetpipe.values.members import MemberId, MemberInfo, MemberRole
@@ -326,8 +326,11 @@ class VirtualWorkers:
         self.versions: Mapping[VirtualWorkerIndex, PlanVersion] = {}
         #: Since when no virtual worker is left and one waits for an agent.
         self._alone_since: float | None = None
+        #: Since when nobody is left that trains before the script, or frozen layers, let others train.
+        self._turnless_since: float | None = None
         #: The newest clock that is published, and the least that a member has reached.
         self._published = self._reached = Clock(0)
+        self._knows_clocks = False
         #: F, and that of those who train.
         self._frozen = self._lineup = 0
         #: Since when all others wait at a barrier for one that the script adds, and whose agents are away.
@@ -470,7 +473,9 @@ class VirtualWorkers:
                         worker.on_clock(clocks.local[worker.vw])
                 self._published, self._reached = clocks.published, min(clocks.local.values(), default=clocks.published)
                 self._lineup, self._frozen = clocks.lineup, clocks.frozen[-1].frozen if clocks.frozen else 0
+                self._knows_clocks = True
                 self._drop(clocks.published, now=now)
+                self._check_turns(now=now)
             case DrainedPersisted():
                 self._drained.on_answer(fact, now=now)
             case Tick():
@@ -800,6 +805,29 @@ class VirtualWorkers:
         causes = [worker.cause for worker in self if worker.cause is not None]
         self._out.append(_nobody_left(root_cause(causes) if causes else None, now=now))
 
+    def _check_turns(self, *, now: float) -> None:
+        """Fail the job if those that are left only train later, by the script or once more layers are frozen.
+
+        Called when the clock shard has told of its clocks, which may be out of date otherwise.
+        """
+        trains = [worker.vw for worker in self if worker.state is not LifeState.OUT and not self._trains_later(worker)]
+        if trains or self.is_ending or all(worker.state is LifeState.OUT for worker in self):
+            self._turnless_since = None
+            return
+        if self._turnless_since is None:
+            self._turnless_since = now
+        if now - self._turnless_since >= self._patience.settle_seconds:
+            causes = [worker.cause for worker in self if worker.cause is not None]
+            self._out.append(_nobody_left(root_cause(causes) if causes else None, now=now, clock=self._published))
+
+    def _trains_later(self, worker: VirtualWorker) -> bool:
+        """Whether a virtual worker takes no part in the run at the newest published clock, nor at the next one."""
+        elastic, lineups = self._assignment.job.elastic, self._assignment.plan.freeze_lineups
+        by_script = all(elastic.is_absent(worker.vw, clock) for clock in (self._published, self._published + 1))
+        members = [lineup_for(lineups, frozen) for frozen in (self._lineup, self._frozen)]
+        by_layers = all(lineup is not None and worker.vw not in lineup.members for lineup in members)
+        return self._knows_clocks and (by_script or by_layers)
+
     def _agents_of(self, worker: VirtualWorker) -> frozenset[AgentId]:
         """Agents whose devices are used by its newest or next incarnation."""
         return frozenset(stage.agent for stage in self._assignment.plan.virtual_workers[worker.vw].stages)
@@ -856,8 +884,9 @@ class VirtualWorkers:
 
     def _check_agents(self, *, now: float) -> None:
         """Limit the wait for agents if no virtual worker trains, unless they left on notice."""
-        waits = [worker for worker in self if worker.state is LifeState.AWAITING and self._away_of(worker)]
-        if any(worker.is_up for worker in self) or not waits or self.is_on_leave:
+        train = [worker for worker in self if not self._trains_later(worker)]
+        waits = [worker for worker in train if worker.state is LifeState.AWAITING and self._away_of(worker)]
+        if any(worker.is_up for worker in train) or not waits or self.is_on_leave:
             self._alone_since = None
             return
         if self._alone_since is None:
@@ -985,12 +1014,16 @@ def _fatal(failure: Failure, kind: str) -> Failure:
     return replace(failure, sentence=f"{failure.sentence}; {why}", calls_for_rewind=True)
 
 
-def _nobody_left(cause: Failure | None, *, now: float) -> Failure:
-    """Failure: all of them are out, mostly because of `cause`; None: all were drained."""
+def _nobody_left(cause: Failure | None, *, now: float, clock: Clock | None = None) -> Failure:
+    """Failure: all of them are out, mostly because of `cause`; None: all were drained.
+
+    With `clock`: all of those that train from there on, while others wait.
+    """
+    left = "no virtual worker is left" if clock is None else f"no virtual worker is left that trains at clock {clock}"
     if cause is None:
-        sentence = "no virtual worker is left: all of them were drained; resume from the newest checkpoint"
+        sentence = f"{left}: all of them were drained; resume from the newest checkpoint"
         return Failure(Rank.GONE, JobFailed.__name__, sentence, now)
-    return replace(cause, sentence=f"no virtual worker is left; {cause.sentence}", at=now)
+    return replace(cause, sentence=f"{left}; {cause.sentence}", at=now)
 
 
 def _nobody_back(worker: VirtualWorker, absent: Sequence[AgentId], alone_seconds: float, *, now: float) -> Failure:

@@ -437,7 +437,7 @@ class DecisionLog:
     def expected_at_start(self) -> list[VirtualWorkerIndex]:
         """The virtual workers that train from the start of the run on, if all of them come."""
         start = self.config.progress.clock
-        return [vw for vw in self.config.membership.num_stages if not self._is_dropped(vw, start)]
+        return [vw for vw in self.config.membership.num_stages if not self._is_dropped(vw, start, self._lineup)]
 
     def makes_weights(self, vw: VirtualWorkerIndex) -> bool:
         """Whether `vw` must create the initial weights: there are none, and no candidate with a lower index is left."""
@@ -476,7 +476,7 @@ class DecisionLog:
             return "the stages of " + virtual_workers_text(absent)
         if not self._has_started and not self.has_weights:
             return "the initial weights"
-        if self._has_started and not self.members and not self._pending:
+        if self._has_started and not self.members and not self._is_taken_up:
             return "the stages of " + virtual_workers_text(absent) if absent else "any virtual worker to rejoin"
         behind = [vw for vw, member in self.members.items() if member.committed < wanted]
         if behind:
@@ -565,7 +565,7 @@ class DecisionLog:
             life.joined.add(stage)
             if life.is_complete:
                 # One that the script drops and adds again joins where that says.
-                is_awaited = self._is_dropped(vw, self.segment.start)
+                is_awaited = self._is_dropped(vw, self.segment.start, self._lineup)
                 if self._has_started and not self.finished and not is_awaited:
                     self._request_barrier(JOIN)
                 self._settle()
@@ -977,10 +977,21 @@ class DecisionLog:
         """
         if not self._has_started:
             founders = [life for life in self.newcomers.values() if life.incarnation == 0]
-            return bool(self._pending) and all(life.is_complete for life in founders)
+            return self._is_taken_up and all(life.is_complete for life in founders)
         if not self.members:
-            return bool(self._pending)
+            return self._is_taken_up
         return self.global_clock >= clock and not self._awaited(clock)
+
+    @property
+    def _is_taken_up(self) -> bool:
+        """Whether somebody who is ready trains from the next barrier on; where the run ends there, anybody is enough.
+
+        Those that the script adds at a later clock do not count: clocks would pass without waves up to it.
+        """
+        clock = self.segment.end
+        lineup = self._lineup if clock == self.config.progress.clock else self._next_lineup
+        ends = ends_run(self.segment.reasons)
+        return any(ends or not self._is_dropped(vw, clock, lineup) for vw in self._pending)
 
     def _awaited(self, clock: int) -> list[VirtualWorkerIndex]:
         """The virtual workers that are decided to join at the barrier at `clock`, and that are not ready yet.
@@ -1000,10 +1011,14 @@ class DecisionLog:
         return None if self.config.freezing is None else self.config.freezing.lineup(self.progress.lineup)
 
     @property
+    def _next_lineup(self) -> FreezeLineup | None:
+        """Who trains from the next barrier on; None: all."""
+        return None if self.config.freezing is None else self.config.freezing.lineup(self.progress.frozen)
+
+    @property
     def _changes_lineup(self) -> bool:
         """Whether others train from the next barrier on than in this segment, or waves get another length there."""
-        freezing = self.config.freezing
-        return freezing is not None and freezing.lineup(self.progress.frozen) != freezing.lineup(self.progress.lineup)
+        return self._next_lineup != self._lineup
 
     @property
     def new_lineup(self) -> tuple[FreezeLineup, FreezeLineup] | None:
@@ -1014,9 +1029,8 @@ class DecisionLog:
         before, after = freezing.lineup(self.lineup_before), freezing.lineup(self.progress.lineup)
         return None if before is None or after is None or before == after else (before, after)
 
-    def _is_dropped(self, vw: VirtualWorkerIndex, start: int) -> bool:
-        """Whether a virtual worker takes no part in the current segment, from the barrier at `start` on."""
-        lineup = self._lineup
+    def _is_dropped(self, vw: VirtualWorkerIndex, start: int, lineup: FreezeLineup | None) -> bool:
+        """Whether a virtual worker takes no part in the segment from the barrier at `start` on, with that lineup."""
         return self.config.is_dropped(vw, start) or (lineup is not None and vw not in lineup.members)
 
     def _end_at_once(self) -> None:
@@ -1052,11 +1066,11 @@ class DecisionLog:
         if not ends and start > self.config.progress.clock:
             self.progress = replace(self.progress, lineup=self.progress.frozen)
         # At the end of the run virtual workers join only if work is left.
-        dropped = [vw for vw in self.members if self._is_dropped(vw, start)]
+        dropped = [vw for vw in self.members if self._is_dropped(vw, start, self._lineup)]
         left = {} if ends else {vw: self.members.pop(vw) for vw in sorted({*self.leaving, *dropped})}
         self.leavers |= left
         self.leaving = ()
-        pending = [vw for vw in self._pending if not self._is_dropped(vw, start)]
+        pending = [vw for vw in self._pending if not self._is_dropped(vw, start, self._lineup)]
         joined = pending if not (ends and self.members) else []
         for vw in joined:
             newcomer = self.newcomers.pop(vw)

@@ -45,5 +45,13 @@ def acknowledge(log: DecisionLog) -> None:
 
 def commit(log: DecisionLog, vw: int, wave: int) -> None:
     """All stages of a member report an empty wave."""
-    for stage in range(log.members[VW[vw]].num_stages):
-        log.staged(VW[vw], LIFE, Wave(wave), StageIndex(stage), () if stage == 0 else None, segment=log.segment.start)
+    member = log.members[VW[vw]]
+    for stage in range(member.num_stages):
+        log.staged(
+            VW[vw],
+            member.incarnation,
+            Wave(wave),
+            StageIndex(stage),
+            () if stage == 0 else None,
+            segment=log.segment.start,
+        )

@@ -1103,3 +1103,31 @@ class TestMembers:
         log.request_barrier("stop")
         acknowledge(log)
         assert (log.published, log.finished) == (4, True)
+
+    def test_one_that_waits_for_a_later_clock_does_not_let_clocks_pass_when_nobody_trains(self) -> None:
+        log = self.log(MemberChange(Clock(4), VW[1], joins=True))
+        assert list(log.members) == [VW[0]]
+        log.evict(VW[0], LIFE)
+        acknowledge(log)
+        assert (log.published, list(log.members)) == (0, [])
+        assert log.pending_publish_reason() == "any virtual worker to rejoin"
+        self.ready(log, 1)
+        acknowledge(log)
+        assert (log.published, list(log.members)) == (1, [VW[0]])
+        for wave in (1, 2, 3):
+            commit(log, 0, wave)
+            acknowledge(log)
+        assert (log.published, list(log.members)) == (4, [VW[0], VW[1]])
+
+    def test_it_takes_over_where_nobody_trains_at_its_own_clock(self) -> None:
+        log = self.log(MemberChange(Clock(1), VW[1], joins=True))
+        log.evict(VW[0], LIFE)
+        acknowledge(log)
+        assert (log.published, list(log.members)) == (1, [VW[1]])
+
+    def test_a_run_that_is_stopped_when_nobody_trains_waits_for_nobody(self) -> None:
+        log = self.log(MemberChange(Clock(4), VW[1], joins=True))
+        log.evict(VW[0], LIFE)
+        log.request_barrier("stop")
+        acknowledge(log)
+        assert (log.published, log.finished) == (1, True)

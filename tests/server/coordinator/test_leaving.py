@@ -504,6 +504,34 @@ class TestScript:
         assert ended.sentence.startswith(why)
         assert ended.sentence.endswith("; mend that, or remove the line")
 
+    def test_with_nobody_left_that_trains_before_it_the_run_has_failed(self) -> None:
+        """Nobody would ever come to the clock at which it is added."""
+        driver = scripted((9, "add", 1), settings={"survive": {"restarts": 1}})
+        driver.feed(ClocksReported(clocks(3, 3)))
+        driver.end_life(0)
+        for _ in range(8):
+            assert driver.machine.state is JobState.RUNNING
+            driver.wait(0.25)
+            driver.feed(ClocksReported(replace(clocks(3, 3), local={})))
+        driver.wait(6.0)
+        ended = driver.ended()
+        assert ended.sentence.startswith(
+            "no virtual worker is left that trains at clock 3; stage 1 of virtual worker 0 (pid 1001 on n0.host)"
+        )
+        assert ended.state is JobState.FAILED
+
+    def test_one_that_waits_for_its_clock_does_not_prolong_the_wait_for_agents_of_those_that_train(self) -> None:
+        driver = scripted((9, "add", 1), settings={"survive": {"absence": "10s"}})
+        driver.feed(ClocksReported(clocks(3, 3)))
+        driver.feed(gone("n0"))
+        driver.feed(EvictAcknowledged(Vw(0), Incarnation(0)))
+        driver.wait(9.75)
+        assert driver.machine.state is JobState.RUNNING
+        driver.wait(2.0)
+        assert driver.ended().sentence.startswith(
+            "no virtual worker is left, and agent n0 did not return within 10 s; agent n0 left the cluster"
+        )
+
     def test_one_whose_agent_is_away_is_awaited_for_a_while(self) -> None:
         driver = scripted((4, "drop", 1), (9, "add", 1), settings={"survive": {"absence": "20s"}})
         lose_agent(driver)
