@@ -1,5 +1,5 @@
 # One list of commands, used by people and CI alike. Every target sets up what it needs.
-.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-takeovers chaos-transformations chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks chart slurm-test skew-test clean help
+.PHONY: setup demo test cases exhaustive families unit coverage gpu-test ui-test lint types protos imports wheel wheel-test sweep bench bench-smoke simulate explore chaos chaos-takeovers chaos-transformations chaos-compressions chaos-pairs partitions soak storm bench-recovery fuzz fresh-cases e2e-docker digests docs notebooks chart slurm-test skew-test clean help
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,6 +26,7 @@ help:
 	@echo "make chaos   kill -9 and pause of every process at every failpoint, real processes, TLS (a quarter of an hour)"
 	@echo "make chaos-takeovers   kill -9 and pause while virtual workers take over from one that leaves (some minutes)"
 	@echo "make chaos-transformations   the same while layers freeze, and pipelines of half as many stages begin a clock later"
+	@echo "make chaos-compressions   the same in a job with freeze.compress: who leaves, who waits and joins, and everybody else"
 	@echo "make chaos-pairs   two faults at once, or one while the job gets over the other; ARGS=\"--count 40\" for some"
 	@echo "make partitions   the wires between them cut, in network namespaces: needs root (some minutes)"
 	@echo "make soak    half an hour with a fault a minute; make soak MINUTES=5 for less"
@@ -147,6 +148,9 @@ chaos-takeovers: setup
 
 chaos-transformations: setup
 	@$(BIN)/python -m tests.chaos.transformations $(ARGS)
+
+chaos-compressions: setup
+	@$(BIN)/python -m tests.chaos.compressions $(ARGS)
 
 chaos-pairs: setup
 	@$(BIN)/python -m tests.chaos.pairs $(ARGS)

@@ -30,6 +30,8 @@ class HistoryTail:
         self.members: dict[int, int] = {}
         #: Lives that were evicted.
         self.evicted: set[tuple[int, int]] = set()
+        #: F → (the first clock with so many frozen layers, how many layers of the chain that is).
+        self.frozen: dict[int, tuple[int, int]] = {}
 
     def look(self) -> None:
         """Take in what is new."""
@@ -47,6 +49,8 @@ class HistoryTail:
                 self.evicted.add((record["vw"], record["incarnation"]))
                 if self.members.get(record["vw"]) == record["incarnation"]:
                     del self.members[record["vw"]]
+            case "freeze":
+                self.frozen.setdefault(record["frozen"], (record["clock"], record["layers"]))
             case "leave":
                 self.members.pop(record["vw"], None)
             case "join":

@@ -9,6 +9,7 @@ from hetpipe.job.file import Job
 from tests.chaos import witness_job
 from tests.chaos.cells import UNREACHED, all_cells, skips
 from tests.chaos.cluster import COORDINATOR, REDIS, Layout
+from tests.chaos.compressions import FREEZE, all_compressions
 from tests.chaos.nemesis import LAST_WORKER
 from tests.chaos.outcome import Outcome, Results, Tally
 from tests.chaos.pair_table import WORKER, Opening, all_pairs
@@ -57,6 +58,15 @@ def test_every_moment_of_a_transformation_is_tried_with_a_job_that_has_one() -> 
     lines = Job.model_validate(witness_job.job(elastic={"script": transformation()})).elastic
     assert [vw for vw in range(4) if not lines.is_absent(vw, AT_CLOCK)] == [0, LAST_WORKER]
     assert [vw for vw in range(4) if not lines.is_absent(vw, AT_CLOCK + 1)] == [0, *TAKERS]
+
+
+def test_every_moment_of_a_compression_is_tried_with_a_job_that_has_one() -> None:
+    names = [cell.name for cell in all_compressions()]
+    assert len(set(names)) == len(names)
+    points = {cell.point for cell in all_compressions()} - {"any"}
+    groups = {point for point in POINTS if point.startswith(("freezing.", "takeover."))}
+    assert points == groups - {"takeover.before_ready"}, "those that join are ready from the start"
+    assert Job.model_validate(witness_job.job(freeze=FREEZE)).freeze.compress
 
 
 def test_pairs_are_told_apart_and_hit_who_is_there() -> None:

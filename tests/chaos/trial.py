@@ -20,8 +20,11 @@ from hetpipe.errors import CheckpointError, HetpipeError, Unavailable
 from hetpipe.job.file import Job
 from hetpipe.observe.segments import streams_in
 from hetpipe.runs.judge import histories_of
+from hetpipe.values import wire
 from hetpipe.values.events import JobState, JobStatus, StopMode, Submission
+from hetpipe.values.freezing import FreezeLineup, lineup_for
 from hetpipe.values.ids import JobId
+from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import run_folders
 from hetpipe.wire.calls import GET_STATUS, STOP_JOB, SUBMIT_JOB, GetStatusRequest, StopJobRequest, SubmitJobRequest
 from hetpipe.wire.coordinator_client import new_request_id
@@ -76,11 +79,6 @@ class Trial:
         self._cluster = cluster
         job = Job.model_validate(witness_job.job(**changes))
         self._job = job
-        script = changes.get("elastic", {}).get("script", ())
-        #: Layer → the clock at which the script freezes it.
-        self._frozen_at = {
-            layer: line["at"]["clock"] for line in script if line["do"] == "freeze" for layer in range(line["layers"])
-        }
         (run_dir / "job.json").write_text(job.model_dump_json())
         submission = Submission(new_request_id(), job.model_dump_json(), str(run_dir), str(ROOT))
         self.job_id: JobId = cluster.client.invoke(SUBMIT_JOB, SubmitJobRequest(submission)).job_id
@@ -177,9 +175,23 @@ class Trial:
         return {worker["index"] for worker in workers if any(stage["agent"] == key for stage in worker["stages"])}
 
     def expected(self) -> set[int]:
-        """The virtual workers that are to train at the newest published clock, by the job's script."""
+        """The virtual workers that are to train at the newest published clock, by script and frozen layers."""
         clock = max(0, self.published())
+        lineups = self._lineups()
+        if lineups:
+            frozen = max((count for count, (since, _) in self.tail.frozen.items() if since < clock), default=0)
+            lineup = lineup_for(lineups, frozen)
+            assert lineup is not None, "there is one for every F"
+            return set(lineup.members)
         return {vw for vw in range(self._job.num_ever) if not self._job.elastic.is_absent(vw, clock)}
+
+    def _lineups(self) -> tuple[FreezeLineup, ...]:
+        """Who trains with how many frozen layers, where the job has that planned; empty before it is planned."""
+        try:
+            plan: Plan = wire.from_json(Plan, (self.run_dir / "plan.json").read_bytes())
+        except OSError:
+            return ()
+        return plan.freeze_lineups
 
     def is_whole(self) -> bool:
         """The coordinator says that it runs, and all virtual workers that are to train are members, with all stages."""
@@ -247,7 +259,11 @@ class Trial:
         # A rewind that was given up for another one has a folder, and nobody trained there.
         earlier = [folder for folder in histories_of(self._first_dir) if folder != last]
         parts = [*(history_faults(folder, is_last=False) for folder in earlier), history_faults(last, is_last=True)]
-        parts.append(witness_faults(last, self._frozen_at))
+        self.published()
+        frozen_at: dict[int, int] = {}
+        for clock, layers in sorted(self.tail.frozen.values()):
+            frozen_at |= dict.fromkeys(set(range(layers)) - frozen_at.keys(), clock)
+        parts.append(witness_faults(last, frozen_at))
         problems = tuple(problem for part in parts for problem in part.problems)
         return Verdict(problems, sum((part.tally for part in parts), Tally(jobs=1)))
 

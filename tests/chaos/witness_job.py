@@ -29,6 +29,9 @@ MAX_EPOCHS = 3
 SAMPLES_VARIABLE, PACE_VARIABLE = "HETPIPE_CHAOS_SAMPLES", "HETPIPE_CHAOS_PACE"
 
 
+#: Names a file with seconds that take the place of those, as long as it is there; in the environment of the agents.
+PACE_FILE_VARIABLE = "HETPIPE_CHAOS_PACE_FILE"
+
 #: Names a file with the number of a first or last stage's process that is to be slow; in the environment of the agents.
 SLOW_VARIABLE = "HETPIPE_CHAOS_SLOW"
 
@@ -63,13 +66,14 @@ class PacedData:
     def __init__(self) -> None:
         self._samples = WitnessDataset(num_samples(), torch.float64)
         self._rest_seconds = pace_seconds()
+        self._pace = Path(os.environ.get(PACE_FILE_VARIABLE, os.devnull))
         self._slow = Path(os.environ.get(SLOW_VARIABLE, os.devnull))
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def __getitem__(self, index: int, /) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        SYSTEM_CLOCK.sleep(self._rest_seconds)
+        SYSTEM_CLOCK.sleep(float(self._pace.read_text() or self._rest_seconds))
         if self._slow.exists() and self._slow.read_text() == str(os.getpid()):
             SYSTEM_CLOCK.sleep(DRAG_SECONDS)
         return self._samples[index]
