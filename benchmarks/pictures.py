@@ -157,6 +157,7 @@ def growth(sizes: Mapping[str, Mapping[str, float]]) -> str:
     per_wave = {
         int(name.split()[0]): int(name.split()[0]) * one["milliseconds of processor per stage and wave"]
         for name, one in sizes.items()
+        if "a wave of" not in name
     }
     (before, low), (last, high) = sorted(per_wave.items())[-2:]
     busy = [(f"{number} stages: clock shard", value, None) for number, value in per_wave.items()]

@@ -2,12 +2,14 @@
 
 Real: the clock shard, a process with all that `hetpipe serve parameter-server` does but for its registration, and the
 relay of the decision log in a process of 16 stages, from the agent's stream to the pipe of each stage. Light: the other
-shards, which follow the decision log and acknowledge it, and the stages, which report a wave as soon as the clock
-before it is published. They have no weights and compute nothing, so a wave takes as long as its calls and records do.
+shards, which follow the decision log and acknowledge it, and the stages, which report a wave some time after the clock
+before it has arrived: at once (*saturated*: a wave takes as long as its calls and records do), or as devices would, at
+a pace of so many seconds per wave. The slowest virtual workers take as long, the fastest half of it, each with its own
+speed; a few per cent are chance, from a seed.
 
-The *limit* of a size is a program of nothing but `grpc.aio` and pipes: the last commit of a clock goes to as many
-shards, their acknowledgements come back, and the publication goes to as many processes and from these to as many
-stages, in messages of the same length. It has no log, no stages that report, and nobody else at work.
+The *limit* of a size is a program of nothing but `grpc.aio` and pipes: as many stages call at the same pace; after the
+last call of a wave a message goes to as many shards, their acknowledgements come back, and the publication goes to as
+many processes and from these to as many stages, in messages of the same length. It has no log.
 
 Members of the coordinator are light as well: each is a registration and its heartbeats. Calls are compared with a bare
 `grpc.aio` program that answers with as many bytes.
@@ -21,11 +23,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import random
 import resource
 import statistics
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -95,6 +98,8 @@ NUM_STAGES, STAGES_PER_PROCESS = 4, 16
 NUM_SHARDS = sized(64, 4)
 SHARDS_PER_CONNECTION = 8
 NUM_WAVES = sized(6, 4)
+#: Seconds per wave; 0: saturated.
+PACES = sized((0.0, 5.0), (0.0, 0.1))
 #: Members of a coordinator, and the connections that they share here.
 MEMBERS, MEMBER_CONNECTIONS = sized((1_000, 10_000), (100,)), 8
 #: Seconds of calls against each server, and calls at a time.
@@ -105,9 +110,12 @@ _TICK_SECONDS = 0.2
 
 _JOB, _TERM = JobId("thousand"), Term(1)
 
-#: Of the limit: what a stream is asked for, the length of a publication and of its frame, and a pause between waves.
+#: The share of a wave in which reports come, and the share of that which is chance.
+_SPREAD, _CHANCE = 0.5, 0.05
+
+#: Of the limit: what a stream is asked for, and the length of a report, a publication and its frame.
 _SHARD, _NODE = b"shard", b"node"
-_MESSAGE_BYTES, _QUIET_SECONDS = 40, 0.5
+_REPORT_BYTES, _MESSAGE_BYTES = 60, 40
 _PIPE_BYTES = 65_536
 
 #: Pause before a stage asks a silent relay again; the stages here do not follow the clock shard themselves.
@@ -117,8 +125,21 @@ T = TypeVar("T")
 
 
 def measure() -> dict[str, Any]:
-    """Stages → figures of a run, or the error that refuses them, beside its limit."""
-    return {f"{num_stages} stages": {**_run(num_stages), **_limit(num_stages)} for num_stages in SIZES}
+    """Stages and pace → figures of a run, or the error that refuses them, beside its limit."""
+    return {
+        f"{num_stages} stages, {f'a wave of {pace:g} s' if pace else 'saturated'}": {
+            **_run(num_stages, pace),
+            **_limit(num_stages, pace),
+        }
+        for num_stages in SIZES
+        for pace in PACES
+    }
+
+
+def work_seconds(vw: int, wave: int, pace: float) -> float:
+    """How long a virtual worker computes a wave, at a pace in seconds per wave of the slowest."""
+    speed, chance = random.Random(f"{vw}").random(), random.Random(f"{vw} {wave}").random()
+    return pace * (1.0 - _SPREAD * ((1.0 - _CHANCE) * speed + _CHANCE * chance))
 
 
 def calls() -> dict[str, Any]:
@@ -201,7 +222,7 @@ async def _members(number: int) -> dict[str, Any]:
     }
 
 
-def _run(num_stages: int) -> dict[str, Any]:
+def _run(num_stages: int, pace: float) -> dict[str, Any]:
     begun = SYSTEM_CLOCK.monotonic()
     with ExitStack() as children:
         server = children.enter_context(_Child(_serve_shard))
@@ -216,7 +237,7 @@ def _run(num_stages: int) -> dict[str, Any]:
         before = server.receive(_Usage)
         children.enter_context(_Child(_light_shards, address))
         firsts = range(0, num_stages, STAGES_PER_PROCESS)
-        stages = [children.enter_context(_Child(_light_stages, address, first, num_stages)) for first in firsts]
+        stages = [children.enter_context(_Child(_light_stages, address, first, num_stages, pace)) for first in firsts]
         arrived = [clocks for stage in stages for clocks in stage.receive(list)]
         server.pipe.send("usage")
         after = server.receive(_Usage)
@@ -235,20 +256,22 @@ def _run(num_stages: int) -> dict[str, Any]:
     }
 
 
-def _limit(num_stages: int) -> dict[str, Any]:
+def _limit(num_stages: int, pace: float) -> dict[str, Any]:
     """How late the same messages are at as many stages."""
     num_nodes = -(-num_stages // STAGES_PER_PROCESS)
     with ExitStack() as children:
-        server = children.enter_context(_Child(_serve_bare_rounds, num_nodes))
+        server = children.enter_context(_Child(_serve_bare_rounds, num_nodes, num_stages))
         address = server.receive(str)
         children.enter_context(_Child(_bare_shards, address))
         nodes = [
-            children.enter_context(_Child(_bare_stages, address, min(STAGES_PER_PROCESS, num_stages - first)))
+            children.enter_context(
+                _Child(_bare_stages, address, range(first, min(first + STAGES_PER_PROCESS, num_stages)), pace)
+            )
             for first in range(0, num_stages, STAGES_PER_PROCESS)
         ]
-        began = server.receive(list)
         arrived = [rounds for node in nodes for rounds in node.receive(list)]
-    late = [rounds[number] - began[number] for rounds in arrived for number in range(2, NUM_WAVES)]
+        began = server.receive(list)
+    late = [rounds[number] - began[number - 1] for rounds in arrived for number in range(3, NUM_WAVES + 1)]
     return {"milliseconds late, median of the limit": round(1000 * statistics.median(late), 1)}
 
 
@@ -388,7 +411,7 @@ def _light_shards(pipe: Connection, address: str) -> None:
     pipe.poll(None)
 
 
-def _light_stages(pipe: Connection, address: str, first: int, num_stages: int) -> None:
+def _light_stages(pipe: Connection, address: str, first: int, num_stages: int, pace: float) -> None:
     """The stages of one node; sends for each, clock → time of its arrival."""
     waits = RetryPolicy(who="light stages", report=lambda _: None, seconds=_PATIENCE_SECONDS)
     connection = RetryingCalls(connect_shard(address), RetryState("the clock shard", waits))
@@ -423,6 +446,7 @@ def _light_stages(pipe: Connection, address: str, first: int, num_stages: int) -
                 arrived[clock], wave = now, Wave(clock)
                 blocks: Blocks = ((wave * num_workers + vw,),) if stage == 0 else ()
                 if wave < NUM_WAVES:
+                    SYSTEM_CLOCK.sleep(max(0.0, now + work_seconds(vw, wave, pace) - SYSTEM_CLOCK.monotonic()))
                     connection.invoke(REPORT_STAGED, ReportStagedRequest(requester, wave, blocks, Clock(0)))
         return arrived
 
@@ -440,47 +464,70 @@ def _feed(reading: int, relayed: RelayedLog) -> None:
 # -- the limit ---------------------------------------------------------------------------------------------------------
 
 
-def _serve_bare_rounds(pipe: Connection, num_nodes: int) -> None:
-    """For each wave, a message to all shards, an acknowledgement of each, and a message to all nodes; sends the begins.
+class _BareRounds:
+    """A server that has the messages of a clock shard: calls of stages, and messages to followers."""
 
-    Nobody else is at work: the next wave begins a moment later.
-    """
-    ready, acknowledged = asyncio.Semaphore(0), asyncio.Semaphore(0)
-    queues: dict[bytes, list[asyncio.Queue[bytes]]] = {_SHARD: [], _NODE: []}
+    def __init__(self) -> None:
+        self.ready, self.reported, self.acknowledged = (asyncio.Semaphore(0) for _ in range(3))
+        self._queues: dict[bytes, list[asyncio.Queue[bytes]]] = {_SHARD: [], _NODE: []}
 
-    async def follow(kind: bytes, _context: object) -> AsyncIterator[bytes]:
-        queue: asyncio.Queue[bytes] = asyncio.Queue()
-        queues[kind].append(queue)
-        ready.release()
-        while True:
-            yield await queue.get()
-
-    async def acknowledge(_request: bytes, _context: object) -> bytes:
-        acknowledged.release()
-        return b""
-
-    async def serve() -> None:
+    async def start(self) -> str:
+        """Serve; returns the address."""
         server = grpc.aio.server()
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            FOLLOW_LOG.name: grpc.unary_stream_rpc_method_handler(cast("Any", follow)),
-            ACKNOWLEDGE.name: grpc.unary_unary_rpc_method_handler(cast("Any", acknowledge)),
+            FOLLOW_LOG.name: grpc.unary_stream_rpc_method_handler(cast("Any", self._follow)),
+            REPORT_STAGED.name: grpc.unary_unary_rpc_method_handler(cast("Any", self._counting(self.reported))),
+            ACKNOWLEDGE.name: grpc.unary_unary_rpc_method_handler(cast("Any", self._counting(self.acknowledged))),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FOLLOW_LOG.service, handlers),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        pipe.send(f"127.0.0.1:{port}")
-        for _ in range(NUM_SHARDS - 1 + num_nodes):
-            await ready.acquire()
-        began = list[float]()
+        self._server = server  # which ends with its last reference
+        return f"127.0.0.1:{port}"
+
+    def tell(self, kind: bytes) -> int:
+        """Send a message to all followers of a kind; returns to how many."""
+        for queue in self._queues[kind]:
+            queue.put_nowait(bytes(_MESSAGE_BYTES))
+        return len(self._queues[kind])
+
+    async def _follow(self, kind: bytes, _context: object) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._queues[kind].append(queue)
+        self.ready.release()
+        while True:
+            yield await queue.get()
+
+    @staticmethod
+    def _counting(calls: asyncio.Semaphore) -> Callable[[bytes, object], Awaitable[bytes]]:
+        async def count(_request: bytes, _context: object) -> bytes:
+            calls.release()
+            return b""
+
+        return count
+
+
+async def _times(semaphore: asyncio.Semaphore, number: int) -> None:
+    for _ in range(number):
+        await semaphore.acquire()
+
+
+def _serve_bare_rounds(pipe: Connection, num_nodes: int, num_stages: int) -> None:
+    """Each wave: calls of all stages, a message to all shards, an acknowledgement of each, a message to all nodes.
+
+    Sends when the last call of each wave came.
+    """
+
+    async def serve() -> None:
+        bare, began = _BareRounds(), list[float]()
+        pipe.send(await bare.start())
+        await _times(bare.ready, NUM_SHARDS - 1 + num_nodes)
+        bare.tell(_NODE)
         for _ in range(NUM_WAVES):
-            await asyncio.sleep(_QUIET_SECONDS)
+            await _times(bare.reported, num_stages)
             began.append(SYSTEM_CLOCK.monotonic())
-            for queue in queues[_SHARD]:
-                queue.put_nowait(bytes(_MESSAGE_BYTES))
-            for _ in queues[_SHARD]:
-                await acknowledged.acquire()
-            for queue in queues[_NODE]:
-                queue.put_nowait(bytes(_MESSAGE_BYTES))
+            await _times(bare.acknowledged, bare.tell(_SHARD))
+            bare.tell(_NODE)
         pipe.send(began)
         await asyncio.to_thread(pipe.poll, None)
 
@@ -500,30 +547,38 @@ def _bare_shards(_pipe: Connection, address: str) -> None:
     asyncio.run(follow())
 
 
-def _bare_stages(pipe: Connection, address: str, num_stages: int) -> None:
+def _bare_stages(pipe: Connection, address: str, stages: range, pace: float) -> None:
     """The stages of one node; sends for each, the times of arrival."""
-    pipes = [os.pipe() for _ in range(num_stages)]
+    pipes = [os.pipe() for _ in stages]
 
-    def read(reading: int) -> list[float]:
-        found = list[float]()
-        while len(found) < NUM_WAVES and os.read(reading, _PIPE_BYTES):
-            found.append(SYSTEM_CLOCK.monotonic())
-        return found
-
-    async def follow() -> None:
+    async def follow(pool: ThreadPoolExecutor) -> list[list[float]]:
+        loop = asyncio.get_running_loop()
         async with grpc.aio.insecure_channel(address) as channel:
-            number = 0
-            async for message in channel.unary_stream(FOLLOW_LOG.path, as_is, as_is)(_NODE):
-                for _, writing in pipes:
-                    os.write(writing, message)
-                number += 1
-                if number == NUM_WAVES:
-                    return
+            report = channel.unary_unary(REPORT_STAGED.path, as_is, as_is)
 
-    with ThreadPoolExecutor(num_stages) as pool:
-        found = [pool.submit(read, reading) for reading, _ in pipes]
-        asyncio.run(follow())
-        pipe.send([each.result() for each in found])
+            async def one(stage: int, reading: int) -> list[float]:
+                found = list[float]()
+                while len(found) <= NUM_WAVES:
+                    await loop.run_in_executor(pool, os.read, reading, _MESSAGE_BYTES)
+                    wave = len(found)
+                    found.append(SYSTEM_CLOCK.monotonic())
+                    if wave < NUM_WAVES:
+                        await asyncio.sleep(work_seconds(stage // NUM_STAGES, wave, pace))
+                        await report(bytes(_REPORT_BYTES))
+                return found
+
+            async def relay() -> None:
+                async for message in channel.unary_stream(FOLLOW_LOG.path, as_is, as_is)(_NODE):
+                    for _, writing in pipes:
+                        os.write(writing, message)
+
+            relaying = asyncio.create_task(relay())
+            found = await asyncio.gather(*(one(stage, pipes[at][0]) for at, stage in enumerate(stages)))
+            relaying.cancel()
+            return list(found)
+
+    with ThreadPoolExecutor(len(stages)) as pool:
+        pipe.send(asyncio.run(follow(pool)))
     pipe.poll(None)
 
 

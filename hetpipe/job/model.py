@@ -137,6 +137,8 @@ class Job(Section):
     """Length of the run in passes over the training data, instead of `minibatches`."""
     max_time: TrainingTime | None = Field(default=None, examples=["8h"])
     """Time of training after which the run ends at the next barrier, with a checkpoint, as finished; None: no limit."""
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    """Place in the queue of a cluster: of the waiting jobs those with a higher one go first. Running jobs continue."""
     early_stopping: EarlyStoppingSection | None = Field(default=None, examples=["{metric: loss, patience: 3}"])
     """End the run, as finished, when evaluations no longer get better; None: at its planned end."""
     seed: int = Field(default=0, ge=0, le=MAX_SEED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, cast
 
 import grpc
@@ -18,6 +19,9 @@ from hetpipe.values.identity import NamedPeer, Peer, Role, identity_from_uri
 from hetpipe.values.members import MemberRole
 from hetpipe.wire.call import Claim, Rule
 from hetpipe.wire.codec import from_bytes
+
+#: Certificates whose names are remembered as they were read.
+_MAX_KNOWN_NAMES = 4_096
 
 #: Prefix of a shard's name in its member id.
 _SHARD_PREFIX = "parameter-server-"
@@ -132,13 +136,20 @@ def peer_of(context: grpc.ServicerContext) -> Peer:
     """
     # The stubs declare the values as bytes; they are sequences of bytes.
     names: Iterable[bytes] = cast("Any", context.auth_context() or {}).get("x509_subject_alternative_name", ())
-    peers = [peer for peer in (identity_from_uri(name.decode("utf-8", "replace")) for name in names) if peer]
+    peers = _peers(tuple(names))
     if len(peers) != 1:
         raise Unauthenticated(
             "the certificate names no process of hetpipe (a URI like spiffe://hetpipe/agent/NAME); make one with "
             "`hetpipe certs issue`"
         )
     return peers[0]
+
+
+@lru_cache(maxsize=_MAX_KNOWN_NAMES)
+def _peers(names: tuple[bytes, ...]) -> tuple[Peer, ...]:
+    """The processes of hetpipe that a certificate names."""
+    found = (identity_from_uri(name.decode("utf-8", "replace")) for name in names)
+    return tuple(peer for peer in found if peer)
 
 
 def caller_of(context: grpc.ServicerContext) -> Peer | None:

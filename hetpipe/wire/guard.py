@@ -3,7 +3,8 @@
 Callers are checked against the table (`wire.calls`) and the limits (`wire.limits`), the request is parsed, and
 exceptions become statuses. gRPC itself would read the single request of a unary call on a thread that waits for as long
 as the peer likes, and would answer INTERNAL to an unreadable one. Every call is therefore registered as a stream of
-requests, which is the same on the wire, and its first message is read here.
+requests, which is the same on the wire, and its first message is read here, unless it has been read before
+(`wire.threads`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from hetpipe import __version__
 from hetpipe.clock import Clock
-from hetpipe.errors import Busy, HetpipeError, PermissionDenied, ProtocolViolation, Unauthenticated
+from hetpipe.errors import Busy, DeadlineExceeded, HetpipeError, PermissionDenied, ProtocolViolation, Unauthenticated
 from hetpipe.observe.log import get_logger
 from hetpipe.observe.rpc_counters import RPC_COUNTERS
 from hetpipe.values.identity import Peer
@@ -30,34 +31,47 @@ from hetpipe.wire.call import Rule
 from hetpipe.wire.feeds import Outlet, opens_feed
 from hetpipe.wire.grpc_internals import cancel_with_status
 from hetpipe.wire.limits import Admission, Limits, Uploads, room_of
+from hetpipe.wire.reading_ahead import Arrived
 from hetpipe.wire.status import INTERNAL_TEXT, metadata_of, status_of, text_of
+from hetpipe.wire.threads import ServerThreads, reads_ahead
 
 _log = get_logger(__name__)
 
 _Behaviour = Callable[..., Any]
 
+_NO_REQUEST = "the call ended before its request"
+
 
 class Guard(grpc.ServerInterceptor):
     """The interceptor of one server. Thread-safe."""
 
-    def __init__(self, access: Mapping[str, Rule] | None, limits: Limits, *, num_threads: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        access: Mapping[str, Rule] | None,
+        limits: Limits,
+        *,
+        threads: ServerThreads,
+        clock: Clock,
+    ) -> None:
         """Create the interceptor.
 
         Args:
             access: the access table; None without TLS, where callers are anonymous.
             limits: per peer with a certificate; those of a plain address follow from the number of threads.
-            num_threads: of the server.
+            threads: of the server.
             clock: measures how long peers take to send.
         """
         self._access = access
         self._limits = limits
-        self._limits_of_address = limits.of_address(num_threads)
-        self._num_threads = num_threads
+        self._limits_of_address = limits.of_address(threads.max_threads)
+        self._threads = threads
         self._refusals = Refusals(clock)
         self._clock = clock
         self._admission = Admission()
         #: Of feeds, which occupy no threads: limited by peer, and by their owner (`wire.feeds`).
         self._feeds = Admission()
+        #: The wrapped handlers, by the name of their call.
+        self._wrapped: dict[str, Any] = {}
         #: By method name and context.
         self._uploads: Uploads[tuple[str, grpc.ServicerContext]] = Uploads(limits)
 
@@ -66,22 +80,30 @@ class Guard(grpc.ServerInterceptor):
     ) -> Any:
         """Wrap the handler of a call."""
         call: str = handler_call_details.method
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return grpc.stream_unary_rpc_method_handler(partial(self._unknown, call))
+        wrapped = self._wrapped.get(call)
+        if wrapped is None:
+            handler = continuation(handler_call_details)
+            if handler is None:
+                return grpc.stream_unary_rpc_method_handler(partial(self._unknown, call))
+            wrapped = self._wrapped[call] = self._wrap(call, handler)
+        return wrapped
+
+    def _wrap(self, call: str, handler: Any) -> Any:
         shape = ("stream" if handler.request_streaming else "unary") + (
             "_stream" if handler.response_streaming else "_unary"
         )
         behaviour: _Behaviour = getattr(handler, shape)
+        answer: Any = partial(self._answer, call, handler, behaviour)
         if opens_feed(behaviour):
-            opening = partial(self._open_feed, call, handler, behaviour)
-            cast("Any", opening).experimental_non_blocking = True
-            return grpc.stream_stream_rpc_method_handler(cast("Any", opening), None, handler.response_serializer)
+            answer = partial(self._open_feed, call, handler, behaviour)
+            answer.experimental_non_blocking = True
+        elif handler.response_streaming:
+            answer = partial(self._answer_with_stream, call, handler, behaviour)
+        if not handler.request_streaming:
+            reads_ahead(answer)
         if handler.response_streaming:
-            streaming = partial(self._answer_with_stream, call, handler, behaviour)
-            return grpc.stream_stream_rpc_method_handler(streaming, None, handler.response_serializer)
-        answering = partial(self._answer, call, handler, behaviour)
-        return grpc.stream_unary_rpc_method_handler(answering, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     def in_flight(self, context: grpc.ServicerContext, num_bytes: int) -> AbstractContextManager[None]:
         """Count the bytes announced by the peer of `context` while they are transferred.
@@ -95,9 +117,15 @@ class Guard(grpc.ServerInterceptor):
     def end_overdue(self) -> None:
         """Cancel the calls of peers that take too long to send, and count refusals; to be called periodically."""
         self._refusals.summarise()
-        for (call, context), error in self._uploads.overdue(now=self._clock.monotonic()):
-            self._note_refusal(call, context, error)
-            cancel_with_status(context, status_of(error), text_of(error))
+        now = self._clock.monotonic()
+        for (call, context), error in self._uploads.overdue(now=now):
+            self._cut_off(call, context, error)
+        for call, context in self._threads.silent_since(now - self._limits.idle_seconds):
+            self._cut_off(call, context, DeadlineExceeded(self._limits.silence()))
+
+    def _cut_off(self, call: str, context: grpc.ServicerContext, error: HetpipeError) -> None:
+        self._note_refusal(call, context, error)
+        cancel_with_status(context, status_of(error), text_of(error))
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
@@ -113,7 +141,7 @@ class Guard(grpc.ServerInterceptor):
                 self._abort(call, context, error)
                 raise
             finally:
-                self._uploads.end((call, context))
+                self._end_upload(call, context, messages)
 
     def _answer_with_stream(
         self, call: str, handler: Any, behaviour: _Behaviour, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -127,7 +155,7 @@ class Guard(grpc.ServerInterceptor):
                 self._abort(call, context, error)
                 raise
             finally:
-                self._uploads.end((call, context))
+                self._end_upload(call, context, messages)
 
     def _open_feed(
         self,
@@ -150,7 +178,7 @@ class Guard(grpc.ServerInterceptor):
                 self._abort(call, context, error)
                 raise
             finally:
-                self._uploads.end((call, context))
+                self._end_upload(call, context, messages)
             release = held.pop_all().close
         if not context.add_callback(release):
             release()
@@ -202,7 +230,7 @@ class Guard(grpc.ServerInterceptor):
         if peer is not None and self._refusals.is_too_much(name):  # an address may be a whole cluster
             raise Busy(f"{name} was refused too often; retry in a second")
         is_stream = handler.request_streaming or handler.response_streaming
-        group = ("", None) if peer is None else (peer.role, room_of(peer.role, self._num_threads))
+        group = ("", None) if peer is None else (peer.role, room_of(peer.role, self._threads.max_threads))
         return self._admission.call(name, limits, is_stream=is_stream, group=group)
 
     def _request(
@@ -217,6 +245,11 @@ class Guard(grpc.ServerInterceptor):
         if peer is None and self._access is not None:
             peer = peer_of(context)  # whose message names the reason
         claim = None if peer is None else check_role(call, peer, self._access or {})
+        if isinstance(messages, Arrived):
+            request = self._arrived(handler, messages)
+            if peer is not None and claim is not None:
+                check_claim(call, peer, claim, request)
+            return request
         both_ways = handler.request_streaming and handler.response_streaming
         messages = self._watched((call, context), messages, first_only=both_ways)
         requests = map(partial(_read, handler.request_deserializer), messages)
@@ -251,7 +284,18 @@ class Guard(grpc.ServerInterceptor):
         for request in requests:
             self._uploads.end(key)
             return request
-        raise ProtocolViolation("the call ended before its request")
+        raise ProtocolViolation(_NO_REQUEST)
+
+    @staticmethod
+    def _arrived(handler: Any, messages: Arrived) -> Any:
+        """The single request of a call, which has been read."""
+        for data in messages:
+            return _read(handler.request_deserializer, data)
+        raise ProtocolViolation(_NO_REQUEST)
+
+    def _end_upload(self, call: str, context: grpc.ServicerContext, messages: Iterator[bytes]) -> None:
+        if not isinstance(messages, Arrived):
+            self._uploads.end((call, context))
 
     # -- who calls, and how it ends ----------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """Limits on the share of a server that one peer may use, counted for every call (`wire.guard`).
 
-A call of a sync server occupies a thread from its first byte to its last, including the time its peer takes to send.
-Without a limit, a peer that opens calls and sends nothing would eventually occupy all threads. `Admission` counts
-running calls per peer and the bytes that peers have announced; calls beyond a limit fail with `Busy`, on which
-hetpipe's clients back off and retry, so a limit slows an honest run down and never ends it. `Uploads` tracks which
-calls wait for data from their peer, and for how long.
+An upload occupies a thread of a sync server from its first byte to its last, including the time its peer takes to send,
+and so does a call whose request is not read ahead (`wire.threads`). Without a limit, a peer that opens calls and sends
+nothing would eventually occupy all threads. `Admission` counts running calls per peer and the bytes that peers have
+announced; calls beyond a limit fail with `Busy`, on which hetpipe's clients back off and retry, so a limit slows an
+honest run down and never ends it. `Uploads` tracks which calls wait for data from their peer, and for how long.
 
 A peer is identified by its certificate. Without TLS it is identified by its address, and a whole run on one machine
 shares one: then all stages and shards are one peer, which may use all but an eighth of the threads
@@ -73,6 +73,15 @@ class Limits:
     """Maximum wait for the next message of an upload, or for the rest of a request."""
     upload_seconds: float = 3_600.0
     """Maximum duration of an upload; equals hetpipe's longest client deadline."""
+
+    def silence(self, seconds: float | None = None) -> str:
+        """What a peer is told that has sent nothing for so long, or as long as it may.
+
+        >>> Limits().silence(31.2)
+        'nothing was received for 31 s, and the limit is 30 s; call again'
+        """
+        waited = self.idle_seconds if seconds is None else seconds
+        return f"nothing was received for {waited:.0f} s, and the limit is {self.idle_seconds:g} s; call again"
 
     def of_address(self, num_threads: int) -> Limits:
         """The limits of a peer identified by its address only, on a server with `num_threads`.
@@ -223,7 +232,7 @@ class Uploads(Generic[KeyT]):
         limits = self._limits
         waited = 0.0 if upload.waits_since is None else now - upload.waits_since
         if waited >= limits.idle_seconds:
-            return f"nothing was received for {waited:.0f} s, and the limit is {limits.idle_seconds:g} s; call again"
+            return limits.silence(waited)
         if now - upload.began >= limits.upload_seconds:
             return f"an upload may take at most {limits.upload_seconds:g} s; resend it in smaller parts"
         return ""

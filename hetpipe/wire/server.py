@@ -5,18 +5,17 @@ statuses (all in `wire.guard`); the port is bound exclusively, messages and conc
 pings are answered, the standard health service is included, and `stop` ends the streams first, so that it returns
 quickly.
 
-A call occupies a thread of the pool while it runs. Calls that wait must therefore be streams bounded by
-`wire.watchers`, with fewer watchers than threads.
+A call occupies a thread of the pool while it runs (`wire.threads`). Calls that wait must therefore be streams bounded
+by `wire.watchers`, with fewer watchers than threads.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -30,13 +29,11 @@ from hetpipe.wire.guard import Guard
 from hetpipe.wire.limits import Limits
 from hetpipe.wire.listening import listen, refuse_plaintext_beyond_loopback
 from hetpipe.wire.probes import LIVE, Probes
+from hetpipe.wire.threads import ServerThreads
 from hetpipe.wire.tls import Tls
 
 #: Minimum interval between pings of one client that the server accepts, in milliseconds; below every client's own.
 _MIN_PING_INTERVAL_MS = 2_000
-
-#: Thread name, as shown by the system, of pool threads; the pool grows to the maximum number of concurrent calls.
-POOL_THREADS = "rpc-pool"
 
 #: Maximum concurrent calls per connection; further ones wait on the client's side. Well above `Limits.calls_per_peer`.
 MAX_STREAMS_PER_CONNECTION = 128
@@ -81,9 +78,9 @@ class Server:
     def __init__(self, config: ServerConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
         """Set up the server; `start` opens the port. `clock` measures how long peers take to send."""
         self._config = config
-        self._guard = Guard(
-            None if config.tls is None else config.access, config.limits, num_threads=config.num_threads, clock=clock
-        )
+        self._threads = ServerThreads(config.num_threads, clock)
+        access = None if config.tls is None else config.access
+        self._guard = Guard(access, config.limits, threads=self._threads, clock=clock)
         self._stopped = threading.Event()
         self._services: list[str] = []
         self._on_stop: list[Callable[[], None]] = []
@@ -97,9 +94,8 @@ class Server:
             ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
         ]
-        self._pool = ThreadPoolExecutor(config.num_threads, POOL_THREADS, initializer=_name_thread)
         self._server = grpc.server(
-            self._pool,
+            cast("Any", self._threads),
             interceptors=[self._guard],
             options=options,
             maximum_concurrent_rpcs=config.max_concurrent_calls,
@@ -165,7 +161,7 @@ class Server:
             callback()
         self._server.stop(grace_seconds).wait()
         # gRPC does not shut the pool down. A handler still running after the end of its call finishes on its own.
-        self._pool.shutdown(wait=False)
+        self._threads.shutdown()
         if self._probes is not None:
             self._probes.stop()
 
@@ -192,9 +188,3 @@ class Server:
             raise UserError("reflection needs the extra `reflection`: pip install 'hetpipe[reflection]'") from error
         names = [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
-
-
-def _name_thread() -> None:
-    """Name a pool thread for system tools. Before 3.14, Python does not set the system's thread name."""
-    with suppress(OSError):
-        Path("/proc/thread-self/comm").write_text(POOL_THREADS, encoding="ascii")

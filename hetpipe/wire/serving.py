@@ -75,10 +75,11 @@ class Handlers:
 
     def on(self, call: Unary[RequestT, ReplyT], handle: Callable[[RequestT, Context], ReplyT]) -> None:
         """Register the handler of a unary call."""
+        encoded = _encoder()
 
         def answer(request: RequestT, context: Context) -> bytes:
             self._check_order(call, context)
-            return to_bytes(handle(request, context))
+            return encoded(handle(request, context))
 
         read = reader(call, call.request)
         self._add(call, handle, grpc.unary_unary_rpc_method_handler(answer, request_deserializer=read))
@@ -98,19 +99,8 @@ class Handlers:
     def on_feed(
         self, call: Streaming[RequestT, ReplyT], open_feed: Callable[[RequestT, Context, Outlet[ReplyT]], None]
     ) -> None:
-        """Register the handler of a streaming call that occupies no thread (`wire.feeds`), for remote callers only.
-
-        A reply that is sent to several clients in a row is encoded once.
-        """
-        newest: tuple[ReplyT | None, bytes] = (None, b"")
-
-        def encoded(reply: ReplyT) -> bytes:
-            nonlocal newest
-            known, data = newest
-            if known is not reply:
-                data = to_bytes(reply)
-                newest = (reply, data)
-            return data
+        """Register the handler of a streaming call that occupies no thread (`wire.feeds`), for remote callers only."""
+        encoded = _encoder()
 
         @feed_opener
         def answer(request: RequestT, context: Context, outlet: Outlet[bytes]) -> None:
@@ -214,6 +204,21 @@ def reader(call: Call, kind: type[RequestT]) -> Callable[[bytes], RequestT]:
         return from_bytes(kind, data)
 
     return read
+
+
+def _encoder() -> Callable[[object], bytes]:
+    """An encoder of replies: one that is sent to several clients in a row is encoded once."""
+    newest: tuple[object, bytes] = (None, to_bytes(None))
+
+    def encoded(reply: object) -> bytes:
+        nonlocal newest
+        known, data = newest
+        if known is not reply:
+            data = to_bytes(reply)
+            newest = (reply, data)
+        return data
+
+    return encoded
 
 
 def _header(read: Callable[[bytes], RequestT], message: bytes) -> RequestT:

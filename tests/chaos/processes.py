@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpipe.wire.server import POOL_THREADS
+from hetpipe.wire.threads import POOL_THREADS
 
 #: What may be added between the beginning and the end of a soak.
 GROWTH = 0.02

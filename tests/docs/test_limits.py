@@ -39,6 +39,7 @@ from hetpipe.wire.limits import SHARES, Limits, room_of
 from hetpipe.wire.segment import IDLE_SECONDS, SEGMENT_BYTES
 from hetpipe.wire.segment_server import MAX_SEGMENTS, TOKEN_SECONDS
 from hetpipe.wire.server import MAX_CONCURRENT_CALLS, MAX_STREAMS_PER_CONNECTION
+from hetpipe.wire.threads import MAX_WAITING_BYTES, THREADS_PER_READING
 from hetpipe.wire.watchers import STREAM_SECONDS
 from tests.docs.pages import ROOT
 
@@ -52,6 +53,8 @@ IN_CODE: tuple[float | None, ...] = (
     LIMITS.calls_per_peer,
     LIMITS.streams_per_peer,
     LIMITS.bytes_per_peer,
+    THREADS_PER_READING,
+    MAX_WAITING_BYTES,
     LIMITS.idle_seconds,
     LIMITS.upload_seconds,
     STREAM_SECONDS,

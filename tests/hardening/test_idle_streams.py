@@ -98,7 +98,7 @@ async def attack(
     open_call: list[Any] = [channel.stream_unary(call, None, None) for channel in channels]
     calls = [open_call[index % NUM_CONNECTIONS]() for index in range(num_calls)]
     await asyncio.gather(*(send(call, messages) for call in calls))
-    most = num_calls - (LIMITS.calls_per_peer or 0)
+    most = num_calls - (LIMITS.calls_per_peer or 0) - shard.server._threads.max_reading
     all_but_a_few = partial(wait_until, lambda: sum(call.done() for call in calls) >= most, what="most to be refused")
     await asyncio.to_thread(all_but_a_few, timeout_seconds=SECONDS)
     await asyncio.to_thread(shard.answers_promptly)

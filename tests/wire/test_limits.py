@@ -221,8 +221,9 @@ class TestServer:
             serving(server),
             uploading(server, "test.Take/Take" if first else f"{SERVICE}/Say", *first) as call,
         ):
-            uploads = server._guard._uploads
-            wait_until(lambda: len(uploads) == 1, timeout_seconds=SECONDS, what="the upload")
+            uploads, threads = server._guard._uploads, server._threads
+            begun = (1, 0) if first else (0, 1)
+            wait_until(lambda: (len(uploads), threads.num_reading) == begun, timeout_seconds=SECONDS, what="the upload")
             if first:
                 assert reading.wait(SECONDS)
             clock.advance(29.0)

@@ -37,7 +37,8 @@ from hetpipe.wire.caller import Caller
 from hetpipe.wire.calls import LeaveRequest
 from hetpipe.wire.channel import message_options, open_channel
 from hetpipe.wire.connection import Target
-from hetpipe.wire.server import POOL_THREADS, Server, ServerConfig
+from hetpipe.wire.server import Server, ServerConfig
+from hetpipe.wire.threads import POOL_THREADS
 from tests.polling import wait_until
 from tests.wire.echo import SAY, SERVICE, echo_server, repeat, say, serving, text_of
 

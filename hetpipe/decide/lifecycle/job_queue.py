@@ -1,20 +1,23 @@
 """The queue of jobs that wait for devices and parameter servers. Pure.
 
-First in, first out: no job overtakes an earlier one, not even a smaller one that would fit. There is one exception: a
-job that needs more than all registered members offer does not block others, as it is unknown whether further members
-will register. It keeps its position.
+By priority (job key `priority`), and within a priority first in, first out: no job overtakes one before it, not even a
+smaller one that would fit. There is one exception: a job that needs more than all registered members offer does not
+block others, as it is unknown whether further members will register. It keeps its position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from hetpipe.decide.lifecycle.planning import num_devices_wanted
 from hetpipe.job.file import Job
 from hetpipe.values.ids import JobId
 from hetpipe.values.members import MemberInfo
 from hetpipe.values.run import AgentInfo
+
+T = TypeVar("T")
 
 #: Maximum number of jobs listed in a message.
 _MAX_NAMED = 3
@@ -53,16 +56,21 @@ class Turn:
     """Position of one job in the queue."""
 
     position: int = 1
-    """Among all waiting jobs; 1 is the oldest."""
+    """Among all waiting jobs; 1 is next."""
     behind: JobId | None = None
     """The job ahead; None if there is none."""
+
+
+def in_turn(waiting: Iterable[T], job_of: Callable[[T], Job]) -> list[T]:
+    """The waiting jobs, given oldest first, in the order of the queue: the highest priority first, then the oldest."""
+    return sorted(waiting, key=lambda each: -job_of(each).priority)
 
 
 def turns(waiting: Sequence[tuple[JobId, Job]], cluster: ClusterView) -> list[Turn]:
     """The position of each job.
 
     Args:
-        waiting: the waiting jobs, oldest first.
+        waiting: the waiting jobs, in the order of the queue (`in_turn`).
         cluster: the resources. Until members have had the time to register (`is_settled`), the total is unknown, and no
             job is overtaken.
     """

@@ -628,8 +628,10 @@ class DecisionLog:
             member.samples[wave] = blocks
         if squares:
             self._take_squares(member, vw, wave, squares)
-        member.reports.setdefault(wave, set()).add(stage)
-        self._settle()
+        reports = member.reports.setdefault(wave, set())
+        reports.add(stage)
+        if len(reports) == member.num_stages:  # else nothing has become possible
+            self._settle()
         return self._since(before)
 
     def acknowledge(self, shard: ShardIndex, num_records: int, durable: int | None = None) -> Sequence[Record]:
@@ -650,7 +652,8 @@ class DecisionLog:
             )
         self.acknowledged[shard] = max(self.acknowledged[shard], num_records)
         self.durable[shard] = max(self.durable[shard], kept)
-        self._settle()
+        if self._publish_one():  # else nothing has become possible
+            self._settle()
         return self._since(before)
 
     def hold(self, vw: VirtualWorkerIndex, incarnation: Incarnation, switch: int) -> Clock:
@@ -918,7 +921,7 @@ class DecisionLog:
         return len(dealt[: (self.segment.end - start) * n]) > (member.committed - start) * n
 
     def _settle(self) -> None:
-        """Commit and publish as far as possible, in a fixed order."""
+        """Commit and publish as far as possible, in a fixed order. After every event nothing more is possible."""
         while self._commit_one() or self._publish_one():
             pass
         self.slowest = self.global_clock
@@ -926,8 +929,9 @@ class DecisionLog:
     def _commit_one(self) -> bool:
         for vw, member in self.members.items():
             wave = Wave(member.committed)
-            complete = len(member.reports.get(wave, ())) == member.num_stages
-            if complete and self._gate.may_commit(wave, self.published):
+            reports = member.reports.get(wave)
+            is_complete = reports is not None and len(reports) == member.num_stages
+            if is_complete and self._gate.may_commit(wave, self.published):
                 del member.reports[wave]
                 blocks = member.samples.pop(wave, ())
                 squares = member.squares.pop(wave, {})

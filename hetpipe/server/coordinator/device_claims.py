@@ -7,7 +7,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from hetpipe.decide.lifecycle.exchange import ResourcesOffered
-from hetpipe.decide.lifecycle.job_queue import ClusterView, turns
+from hetpipe.decide.lifecycle.job_queue import ClusterView, in_turn, turns
 from hetpipe.decide.lifecycle.orphans import Orphans
 from hetpipe.decide.lifecycle.registry import Registry
 from hetpipe.server.coordinator.job_hosts import Context, JobHosts
@@ -28,12 +28,12 @@ class DeviceClaims:
         self._began = context.clock.monotonic()
 
     def offer(self) -> None:
-        """Offer free members to queued jobs, oldest first.
+        """Offer free members to queued jobs, in the order of the queue.
 
         Jobs about which reports may still arrive get none.
         """
         waiting = [host for host in self._jobs if host.machine.state.is_queued]
-        waiting = [host for host in waiting if host.job_id not in self._orphans]
+        waiting = in_turn((host for host in waiting if host.job_id not in self._orphans), lambda host: host.machine.job)
         while waiting:
             cluster = self.view()
             places = turns([(host.job_id, host.machine.job) for host in waiting], cluster)

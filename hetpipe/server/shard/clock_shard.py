@@ -104,6 +104,8 @@ class ClockShard:
         self._known: dict[tuple[type[DecisionEvent], VirtualWorkerIndex, StageIndex], DecisionEvent] = {}
         #: Addresses on which stages listen for others.
         self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
+        #: The current clocks; None: they are asked of the log.
+        self._clocks: ClockSnapshot | None = None
         #: The run document for a coordinator without any state of the job.
         self._run = config.run
         if old is None or old.state is None:
@@ -278,13 +280,19 @@ class ClockShard:
             return self._log.num_records
 
     def snapshot(self) -> ClockSnapshot:
-        """Current clocks. While the disk of a shard fails, only waves in a checkpoint are durable."""
+        """Current clocks, the same object as long as none changes.
+
+        While the disk of a shard fails, only waves in a checkpoint are durable.
+        """
         with self.condition:
-            clocks, applied = self._log.snapshot(), tuple(sorted(self._applied))
-        durable = clocks.staged
-        if applied:
-            checkpoint = self._newest_checkpoint()
-            durable = {vw: min(clock, checkpoint) for vw, clock in durable.items()}
+            clocks, applied = self._clocks, tuple(sorted(self._applied))
+            if clocks is None:
+                found = self._log.snapshot()
+                clocks = self._clocks = replace(found, durable=found.staged)
+        if not applied:
+            return clocks
+        checkpoint = self._newest_checkpoint()
+        durable = {vw: min(clock, checkpoint) for vw, clock in clocks.staged.items()}
         return replace(clocks, durable=durable, applied=applied)
 
     def describe(self) -> RunDescription:
@@ -360,6 +368,7 @@ class ClockShard:
     def _decide(self, event: DecisionEvent) -> None:
         """Apply an event under `condition`: journal it, write its history, notify followers."""
         frozen = self._log.progress.frozen
+        self._clocks = None
         records = event.apply(self._log)
         moments = _moments(records) | ({"freezing"} if self._log.progress.frozen > frozen else set())
         _reach_before_record(moments)

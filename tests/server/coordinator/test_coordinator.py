@@ -259,6 +259,20 @@ class TestJobs:
         cluster.coordinator.tick()
         assert (state(cluster, second), place(cluster, third)) == (JobState.STOPPED, QueuePlace(1, needs))
 
+    def test_a_higher_priority_goes_first_and_interrupts_nobody(self, cluster: Cluster) -> None:
+        first = submit(cluster)
+        second = submit(cluster, request_id="another-request")
+        urgent = submit(cluster, "priority=1", request_id="the-third-request")
+        cluster.train()
+        cluster.wait(50.0)
+        needs = f"needs 4 devices, one per stage, and 0 of 4 are free (job {first} holds 4)"
+        assert place(cluster, urgent) == QueuePlace(1, needs)
+        assert place(cluster, second) == QueuePlace(2, f"{needs}; job {urgent} goes first")
+        cluster.finish(first)
+        cluster.coordinator.tick()
+        cluster.train()
+        assert [state(cluster, job_id) for job_id in (second, urgent)] == [JobState.PENDING, JobState.RUNNING]
+
     def test_nobody_overtakes_who_could_have_what_there_is(self, cluster: Cluster) -> None:
         small = submit(cluster, "workers.count=1", "workers.stages=1")
         cluster.train()
