@@ -106,6 +106,7 @@ def _simulator(_: int) -> Mapping[str, Any]:
     title = f"simulator, {simulator.NUM_STAGES} stages × {simulator.NUM_WAVES} waves, twice the job each time"
     found = simulator.measure()
     _say(title, found)
+    _say("simulator, parameters spread over all shards", simulator.spread())
     _say(f"scale models, {simulator.SCALED_WAVES} waves, seconds of processor", simulator.scale_models())
     speeds = [figures["events per second"] for figures in found.values()]
     return {"events/s of the largest / of the smallest": round(speeds[-1] / speeds[0], 3)}

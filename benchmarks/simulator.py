@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,8 @@ NUM_WAVES = sized(100, 10)
 MINIBATCHES_PER_WAVE = 4
 #: Doubled from run to run.
 SIZES = sized((16, 32, 64, 128, 256), (16,))
+#: Virtual workers, and shards over which each parameter is spread.
+SPREAD = sized(256, 16)
 #: Nodes of four devices in the comparison with scale models, waves, and N.
 _NODES, SCALED_WAVES, _N = 64, sized(12, 4), 8
 
@@ -52,6 +55,30 @@ def measure() -> dict[str, Any]:
             "events per second": round(result.num_events / seconds),
         }
     return found
+
+
+def spread() -> dict[str, Any]:
+    """Seconds of processor of one simulation of `NUM_WAVES` waves with the parameters spread over a shard on each node.
+
+    A wave of a stage is a message to, and one from, each shard with a part of its layers: a quarter of all shards.
+    """
+    plan, costs = _job(SPREAD)
+    placed = place_bytes(costs.profile, shards=plan.placed.shards, placement="balanced")
+    options = SimulationOptions(staleness=1, minibatches=NUM_WAVES * MINIBATCHES_PER_WAVE)
+    spans = Counter((stage.first, stage.last) for stages in plan.workers for stage in stages)
+    messages = 2 * sum(
+        times * sum(sums[last] > sums[first] for sums in placed.pulled.by_shard)
+        for (first, last), times in spans.items()
+    )
+    begun = time.process_time()
+    result = simulate(replace(plan, placed=placed), costs, options)
+    return {
+        "virtual workers and shards": SPREAD,
+        "messages of weights": NUM_WAVES * messages,
+        "events": result.num_events,
+        "seconds of processor": round(time.process_time() - begun, 1),
+        "samples per second": result.samples_per_second,
+    }
 
 
 def scale_models() -> dict[str, Any]:

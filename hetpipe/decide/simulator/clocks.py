@@ -11,20 +11,23 @@ the same commits, publications, updates and grants at the same instants (`docs/a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from hetpipe.decide.simulator.engine import Engine
 from hetpipe.decide.sync.gate import Gate
 
 
-class _Shard:
-    """Applies one update at a time."""
+class _Shards:
+    """Shards that take equally long for an update, and so do the same at the same time: one update at a time."""
 
-    __slots__ = ("_apply_ticks", "_built", "_clocks", "_engine", "_next")
+    __slots__ = ("_apply_ticks", "_built", "_clocks", "_count", "_engine", "_next")
 
-    def __init__(self, engine: Engine, clocks: Clocks, apply_ticks: int) -> None:
+    def __init__(self, engine: Engine, clocks: Clocks, apply_ticks: int, count: int) -> None:
         self._engine = engine
         self._clocks = clocks
+        self._count = count
         #: Time to add one wave of one virtual worker.
         self._apply_ticks = apply_ticks
         #: Clocks complete here, and the virtual worker whose update of wave `_built` is next.
@@ -43,7 +46,7 @@ class _Shard:
         if self._next == len(self._clocks.committed):
             self._next = 0
             self._built += 1
-            self._clocks.added(self._built)
+            self._clocks.added(self._built, self._count)
         self.go_on()
 
 
@@ -108,11 +111,13 @@ class Clocks:
         self._allowed: list[int] = []
         self._held: list[int] = []
         #: Virtual worker → shards waiting for its next commit.
-        self.waiting: list[list[_Shard]] = [[] for _ in num_stages]
+        self.waiting: list[list[_Shards]] = [[] for _ in num_stages]
         #: Clock above the published one → shards on which it is complete. Shards without parameters do not count.
         self._num_built: dict[int, int] = {}
-        shards = [_Shard(engine, self, ticks) for ticks in apply_ticks if ticks]
-        self._num_shards = len(shards)
+        counts = Counter(filter(None, apply_ticks))
+        self._num_shards = counts.total()
+        for ticks, count in counts.items():
+            _Shards(engine, self, ticks, count)
 
     def staged(self, vw: int, wave: int) -> None:
         """Record that a stage of `vw` has its part of `wave` on every shard."""
@@ -122,15 +127,15 @@ class Clocks:
             self._allowed.append(vw)
             self.is_changed = True
 
-    def added(self, clock: int) -> None:
-        """Record that a shard has added the last wave of `clock`."""
+    def added(self, clock: int, count: int) -> None:
+        """Record that `count` shards have added the last wave of `clock`."""
         if self._exchange_ticks:
-            self._engine.at(self._engine.now + self._exchange_ticks, self._built, clock)
+            self._engine.at(self._engine.now + self._exchange_ticks, partial(self._built, count), clock)
         else:
-            self._built(clock)
+            self._built(count, clock)
 
-    def _built(self, clock: int) -> None:
-        self._num_built[clock] = self._num_built.get(clock, 0) + 1
+    def _built(self, count: int, clock: int) -> None:
+        self._num_built[clock] = self._num_built.get(clock, 0) + count
         self.is_changed = True
 
     def settle(self) -> None:

@@ -3,8 +3,8 @@
 All events of an instant are processed first; only then does the model *settle*, that is, decide what starts. The order
 of two events at one instant therefore cannot affect any decision, and a run depends on times only.
 
-What several messages of an instant join, such as a network card, schedules its next event once, after all of them
-(`after`): a message to each of hundreds of shards would otherwise replace that event hundreds of times.
+What depends on all messages of an instant, such as the time at which one of them would leave a network card that others
+join, is decided once, after all of them (`after`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Engine:
         self.num_events = 0
         self._num_scheduled = 0
         self._heap: list[tuple[int, int, Callable[[int], object], int]] = []
-        self._after: list[Callable[[], None]] = []
+        self._after: list[Callable[[], object]] = []
 
     def at(self, ticks: int, handler: Callable[[int], object], argument: int) -> None:
         """Call `handler(argument)` at `ticks`, which must not be in the past.
@@ -35,7 +35,7 @@ class Engine:
         self._num_scheduled = number = self._num_scheduled + 1
         heappush(self._heap, (ticks, number, handler, argument))
 
-    def after(self, schedule: Callable[[], None]) -> None:
+    def after(self, schedule: Callable[[], object]) -> None:
         """Call `schedule` after the events of this instant that are scheduled already, or after it has settled."""
         self._after.append(schedule)
 

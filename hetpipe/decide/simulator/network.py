@@ -11,13 +11,12 @@ A message between nodes crosses PCIe as well; that is faster than the network an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from functools import cached_property
 
 from hetpipe.decide.planner.costs import ticks
-from hetpipe.decide.simulator.engine import Engine
-from hetpipe.decide.simulator.resources import Flow, SharedResource
+from hetpipe.decide.simulator.flow import Part
+from hetpipe.decide.simulator.resources import SharedResource
 from hetpipe.decide.simulator.traffic import FlowSpec, Traffic
 from hetpipe.values.cluster import Cluster, LinkSpec
 
@@ -40,38 +39,30 @@ _WITHIN_NODE: dict[Traffic, tuple[_Side, ...]] = {
 
 
 class Network:
-    """Creates flows that share the resources of one cluster."""
+    """Resources of one cluster, and what the parts of flows use of them."""
 
-    def __init__(self, engine: Engine, cluster: Cluster, *, contention: bool, local_shards: bool = True) -> None:
+    def __init__(self, cluster: Cluster, *, contention: bool, local_shards: bool = True) -> None:
         """Start with all resources idle.
 
         Args:
-            engine: provides the time.
             cluster: the links.
             contention: whether flows share resources.
             local_shards: whether weights that stay on a node pass no network card.
         """
-        self._engine = engine
         self._cluster = cluster
         self._contention = contention
         self._local_shards = local_shards
         self._resources: dict[tuple[str, _Side], SharedResource] = {}
         self._links: dict[tuple[str, str], LinkSpec] = {}
-        self._num_flows = 0
 
-    def flow(self, spec: FlowSpec, deliver: Callable[[int], None], log: Callable[[int, int, int], None] | None) -> Flow:
-        """Create the flow of `spec`; `deliver` and `log` as for `Flow`."""
+    def part(self, spec: FlowSpec) -> Part:
+        """What a message of `spec` takes."""
         is_local = spec.source == spec.target and (self._local_shards or spec.shard is None)
         link = self._link(spec.source, spec.target, is_local=is_local)
-        self._num_flows += 1
-        return Flow(
-            self._engine,
-            self._num_flows,
+        return Part(
             alone_ticks=ticks(link.transfer_ms(spec.num_bytes)),
             latency_ticks=ticks(1000 * link.latency_seconds),
             shares=self._shares(spec, link, is_local=is_local) if self._contention else (),
-            deliver=deliver,
-            log=log,
         )
 
     def _shares(self, spec: FlowSpec, link: LinkSpec, *, is_local: bool) -> list[tuple[SharedResource, int]]:
@@ -84,7 +75,7 @@ class Network:
         ]
 
     def _resource(self, node: str, side: _Side) -> SharedResource:
-        return self._resources.setdefault((node, side), SharedResource(self._engine))
+        return self._resources.setdefault((node, side), SharedResource())
 
     @cached_property
     def _cards(self) -> dict[str, float]:

@@ -21,11 +21,10 @@ from hetpipe.decide.simulator.clocks import Clocks
 from hetpipe.decide.simulator.decisions import answers
 from hetpipe.decide.simulator.durations import Durations
 from hetpipe.decide.simulator.engine import Engine
-from hetpipe.decide.simulator.exchange import Exchange
+from hetpipe.decide.simulator.flow import Flow
 from hetpipe.decide.simulator.network import Network
 from hetpipe.decide.simulator.options import SimulationOptions, check_options
 from hetpipe.decide.simulator.plan import SimulatedPlan, SimulatedStage
-from hetpipe.decide.simulator.resources import Flow
 from hetpipe.decide.simulator.result import ActivityKind, SimulatedActivity, SimulationResult
 from hetpipe.decide.simulator.stage import Stage, StagePlace, Worker
 from hetpipe.decide.simulator.traffic import FlowSpec, Traffic, cross_node_bytes_per_minibatch, flows_of
@@ -206,34 +205,30 @@ class _Simulation:
 
     def _connect(self) -> None:
         network = Network(
-            self._engine,
             self._costs.cluster,
             contention=self._options.contention,
             local_shards=self._options.local_shards,
         )
-        between: dict[tuple[Traffic, int, int], Flow] = {}
-        pushes = [[Exchange(partial(self._staged, w.index)) for _ in self._stages[w.index]] for w in self._workers]
-        pulls = [[Exchange(stage.receive_weights) for stage in stages] for stages in self._stages]
+        flows: dict[tuple[Traffic, int, int], Flow] = {}
+        for worker, stages in zip(self._workers, self._stages, strict=True):
+            for index, stage in enumerate(stages):
+                flows[Traffic.PUSH, worker.index, index] = Flow(self._engine, partial(self._staged, worker.index))
+                flows[Traffic.PULL, worker.index, index] = Flow(self._engine, stage.receive_weights)
+                if index + 1 < len(stages):
+                    flows[Traffic.ACTIVATIONS, worker.index, index] = Flow(
+                        self._engine, stages[index + 1].receive_activations
+                    )
+                    flows[Traffic.GRADIENTS, worker.index, index + 1] = Flow(self._engine, stage.receive_gradients)
         for spec in flows_of(self._plan, self._costs):
             log = None if self._log is None else partial(self._moved, spec)
-            stages = self._stages[spec.vw]
-            match spec.traffic:
-                case Traffic.ACTIVATIONS:
-                    flow = network.flow(spec, stages[spec.stage + 1].receive_activations, log)
-                    between[spec.traffic, spec.vw, spec.stage] = flow
-                case Traffic.GRADIENTS:
-                    flow = network.flow(spec, stages[spec.stage - 1].receive_gradients, log)
-                    between[spec.traffic, spec.vw, spec.stage] = flow
-                case Traffic.PUSH | Traffic.PULL:
-                    exchange = (pushes if spec.traffic is Traffic.PUSH else pulls)[spec.vw][spec.stage]
-                    exchange.add(network.flow(spec, exchange.arrived, log))
+            flows[spec.traffic, spec.vw, spec.stage].add(network.part(spec), log)
         for vw, stages in enumerate(self._stages):
             for index, stage in enumerate(stages):
                 stage.connect(
-                    downstream=between.get((Traffic.ACTIVATIONS, vw, index)),
-                    upstream=between.get((Traffic.GRADIENTS, vw, index)),
-                    push=pushes[vw][index],
-                    pull=pulls[vw][index],
+                    downstream=flows.get((Traffic.ACTIVATIONS, vw, index)),
+                    upstream=flows.get((Traffic.GRADIENTS, vw, index)),
+                    push=flows[Traffic.PUSH, vw, index],
+                    pull=flows[Traffic.PULL, vw, index],
                 )
 
     def _staged(self, vw: int, wave: int) -> None:

@@ -16,8 +16,7 @@ from hetpipe.decide.simulator.clocks import Clocks
 from hetpipe.decide.simulator.decisions import StageAnswers, inputs_of
 from hetpipe.decide.simulator.durations import Durations
 from hetpipe.decide.simulator.engine import Engine
-from hetpipe.decide.simulator.exchange import Exchange
-from hetpipe.decide.simulator.resources import Flow
+from hetpipe.decide.simulator.flow import Flow
 from hetpipe.decide.simulator.result import ActivityKind
 from hetpipe.decide.sync.gate import Gate
 
@@ -156,13 +155,13 @@ class Stage:
         self.busy_ticks = self.waiting_ticks = self.idle_ticks = 0
         self._downstream: Flow | None = None
         self._upstream: Flow | None = None
-        self._push = self._pull = Exchange(self._arrived_nowhere)
+        self._push = self._pull = Flow(engine, self._arrived_nowhere)
 
     @staticmethod
     def _arrived_nowhere(_: int) -> None:
         raise AssertionError("a stage moved weights before it was connected")
 
-    def connect(self, *, downstream: Flow | None, upstream: Flow | None, push: Exchange, pull: Exchange) -> None:
+    def connect(self, *, downstream: Flow | None, upstream: Flow | None, push: Flow, pull: Flow) -> None:
         """Connect the stage's outputs; it computes from then on."""
         self._downstream, self._upstream, self._push, self._pull = downstream, upstream, push, pull
         if self._start_ticks:
@@ -250,7 +249,7 @@ class Stage:
         if clock not in self._requested:
             self._requested.add(clock)
             self._under_way += 1
-            self._pull.begin(clock)
+            self._pull.send(clock)
 
     def _opening(self, now: int) -> int | None:
         """First stage: the time since when the next minibatch may start; None if it may not."""
@@ -347,7 +346,7 @@ class Stage:
         if p % self._minibatches_per_wave == 0 or p == self._worker.num_minibatches:
             if self._is_first:
                 self._worker.wave_ends.append(self._engine.now)
-            self._push.begin((p - 1) // self._minibatches_per_wave)
+            self._push.send((p - 1) // self._minibatches_per_wave)
 
     def _computed(self, kind: ActivityKind, p: int, started: int) -> None:
         now = self._engine.now

@@ -161,5 +161,13 @@ def unequal_case(seed: int) -> Case:
     return replace(case, n=0, own_n=own, minibatches=sum(own) * r.randint(1, 2))
 
 
+def many_shards_case(seed: int) -> Case:
+    """The same with a shard for nearly every layer, several on a node: transfers have many parts, some of one size."""
+    case, r = random_case(seed), random.Random(f"shards {seed}")
+    num_shards = r.randint(3, 6)
+    shard_of_layer = [r.randrange(num_shards) for _ in case.parameter_bytes]
+    return replace(case, shards=[r.choice(list(case.nodes)) for _ in range(num_shards)], shard_of_layer=shard_of_layer)
+
+
 def _link(r: random.Random, speeds: tuple[float, ...]) -> Link:
     return Link(r.choice(speeds), r.choice([0.0, 0.0005]), r.choice([1.0, 0.7]))

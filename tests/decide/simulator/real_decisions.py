@@ -217,8 +217,10 @@ class TiedClocks(simulated.Clocks):
         busy = [index for index, ticks in enumerate(apply_ticks) if ticks]
         for index in busy:
             self.real.shards[index].is_instant = False
-        #: Of the shards that the simulator is about to make.
-        self.numbers = iter(busy)
+        #: Ticks of an update → the shards that take as long, which the simulator makes together.
+        self.numbers: dict[int, list[int]] = {}
+        for index in busy:
+            self.numbers.setdefault(apply_ticks[index], []).append(index)
 
         def published(clock: int) -> None:
             self.decided.publications.append((engine.now, clock))
@@ -237,17 +239,19 @@ class TiedClocks(simulated.Clocks):
             self.decided.commits += [(self._engine.now, vw, wave) for wave in range(start, stop)]
 
 
-class TiedShard(simulated._Shard):
-    """A simulated shard whose updates take as long on the real one."""
+class TiedShards(simulated._Shards):
+    """Simulated shards whose updates take as long on the real ones."""
 
-    def __init__(self, engine: Engine, clocks: TiedClocks, apply_ticks: int) -> None:
-        self._number = next(clocks.numbers)
+    def __init__(self, engine: Engine, clocks: TiedClocks, apply_ticks: int, count: int) -> None:
+        self._numbers = clocks.numbers[apply_ticks]
+        assert len(self._numbers) == count
         self._tied = clocks
-        super().__init__(engine, clocks, apply_ticks)
+        super().__init__(engine, clocks, apply_ticks, count)
 
     def _added(self, _: int) -> None:
-        self._tied.decided.updates.append((self._engine.now, self._number, self._next, self._built))
-        self._tied.real.added(self._number)
+        for number in self._numbers:
+            self._tied.decided.updates.append((self._engine.now, number, self._next, self._built))
+            self._tied.real.added(number)
         super()._added(_)
 
 
@@ -279,5 +283,5 @@ def tie(patch: Callable[[object, str, object], None], minibatches: int) -> list[
 
     patch(simulation, "Clocks", clocks)
     patch(simulation, "Stage", TiedStage)
-    patch(simulated, "_Shard", TiedShard)
+    patch(simulated, "_Shards", TiedShards)
     return made

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetpipe.decide.simulator.result import SimulatedActivity
 from hetpipe.decide.simulator.simulate import simulate
-from tests.decide.simulator.case import Case, random_case, unequal_case
+from tests.decide.simulator.case import Case, many_shards_case, random_case, unequal_case
 from tests.decide.simulator.jobs import plan_of
 from tests.decide.simulator.oracle import run_oracle
 from tests.decide.simulator.oracle_network import Happening
 
-NUM_CASES, NUM_UNEQUAL = 200, 60
+NUM_CASES, NUM_UNEQUAL, NUM_SHARDED = 200, 60, 20
 
 
 def _happening(activity: SimulatedActivity) -> Happening:
@@ -28,10 +30,12 @@ def marks(seed: int) -> tuple[pytest.MarkDecorator, ...]:
     [
         *(pytest.param(random_case(seed), id=str(seed), marks=marks(seed)) for seed in range(NUM_CASES)),
         *(pytest.param(unequal_case(seed), id=f"own N, {seed}", marks=marks(seed)) for seed in range(NUM_UNEQUAL)),
+        *(pytest.param(many_shards_case(seed), id=f"shards, {seed}", marks=marks(seed)) for seed in range(NUM_SHARDED)),
     ],
 )
 def test_same_events(case: Case) -> None:
     result = simulate(*plan_of(case), with_activities=True)
+    assert replace(simulate(*plan_of(case)), num_events=0) == replace(result, num_events=0, activities=())
     judged = run_oracle(case)
     assert sorted(map(_happening, result.activities)) == judged.happened
     assert result.max_clock_distance == judged.max_distance
