@@ -22,7 +22,6 @@ from hetpipe.weights.lr_schedule import GroupOptions
 from hetpipe.weights.optimizer_class import CallableLoader, optimizer_class
 from hetpipe.weights.parameter_groups import members_of, overrides_of
 from hetpipe.weights.prediction import UpdateState, rule_of
-from hetpipe.weights.torch_step import TorchStep
 
 #: Keys of a parameter's state that are added by hetpipe.
 _NUM_UPDATES = "num_updates"
@@ -135,7 +134,6 @@ class StageOptimizer:
         self.optimizer: torch.optim.Optimizer | None = None
         if self._parameters:
             self.optimizer = self._build(spec, kind)
-            self._step = TorchStep(self.optimizer)
             self._take_options()
         self.rebind(target)
 
@@ -217,7 +215,7 @@ class StageOptimizer:
             self._keep(name, gradient, group)
             parameter.grad = gradient
         if self.optimizer is not None:
-            self._step()
+            self.optimizer.step()
         for name, parameter in self._parameters.items():
             parameter.grad = None
             if name in used:
