@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from hetpipe.errors import NotLeader, StoreUnavailable, UserError
-from hetpipe.storage import redis_keys
+from hetpipe.storage import redis_keys, redis_store
 from hetpipe.storage.redis_store import RedisStore
 from hetpipe.storage.store import CandidateId, Fence
 from hetpipe.storage.stores import open_store
@@ -79,6 +80,26 @@ def _free_ports(number: int) -> list[int]:
     return ports
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What succeeds may take its time on a busy machine."""
+    monkeypatch.setattr(redis_store, "_ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(redis_store, "_REPLICA_SECONDS", 30.0)
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which a write without replicas fails soon."""
+
+    @contextmanager
+    def soon() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(redis_store, "_REPLICA_SECONDS", 0.1)
+            yield
+
+    return soon
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     pair = Pair(tmp_path)
@@ -100,7 +121,9 @@ def test_a_failover_loses_no_write_that_counts(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_a_former_primary_is_left_by_who_was_connected_to_it(pair: Pair, refuses: bool) -> None:  # noqa: FBT001
+def test_a_former_primary_is_left_by_who_was_connected_to_it(
+    pair: Pair, hurry: Callable[[], AbstractContextManager[None]], *, refuses: bool
+) -> None:
     """It cannot be reached by who promotes another, and says nothing but that it has no replicas."""
     store = RedisStore(pair.url, replicas=1)
     store.create_job(record("before"))
@@ -108,7 +131,7 @@ def test_a_former_primary_is_left_by_who_was_connected_to_it(pair: Pair, refuses
     pair.move()
     former = pair.replica
     former.redis.config_set("min-replicas-to-write", int(refuses))
-    with pytest.raises(StoreUnavailable, match="NOREPLICAS" if refuses else "reached 0 of the 1 replicas"):
+    with hurry(), pytest.raises(StoreUnavailable, match="NOREPLICAS" if refuses else "reached 0 of the 1 replicas"):
         store.create_job(record("lost"))
     assert store.jobs() == (record("before"),)
     pair.attach()
@@ -117,10 +140,12 @@ def test_a_former_primary_is_left_by_who_was_connected_to_it(pair: Pair, refuses
     store.close()
 
 
-def test_a_write_that_no_replica_has_does_not_count(pair: Pair) -> None:
+def test_a_write_that_no_replica_has_does_not_count(
+    pair: Pair, hurry: Callable[[], AbstractContextManager[None]]
+) -> None:
     store = RedisStore(pair.url, replicas=1)
     pair.detach()
-    with pytest.raises(StoreUnavailable, match=r"reached 0 of the 1 replicas .* --store-replicas requires"):
+    with hurry(), pytest.raises(StoreUnavailable, match=r"reached 0 of the 1 replicas .* --store-replicas requires"):
         store.create_job(record())
     pair.attach()
     store.create_job(record())
