@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -104,6 +105,8 @@ class Figures:
     """Samples per second of the median pass after the first, from the last step of the pass before it."""
     reads: int
     """Minibatches read from the cache."""
+    processor: float
+    """Seconds of processor of all processes of the run, from its start to its end."""
 
 
 def train(width: int, freeze: Mapping[str, Any], contest: Contest) -> Figures:
@@ -113,6 +116,7 @@ def train(width: int, freeze: Mapping[str, Any], contest: Contest) -> Figures:
         (folder / "job.yaml").write_text(yaml.safe_dump(_job(width, freeze, contest)))
         run_dir = folder / "run"
         program = str(Path(sys.executable).with_name("hetpipe"))
+        before = _processor_seconds()
         command = [program, "train", str(folder / "job.yaml"), "--json", "--run-dir", str(run_dir)]
         subprocess.run(
             command,
@@ -122,6 +126,7 @@ def train(width: int, freeze: Mapping[str, Any], contest: Contest) -> Figures:
             stderr=subprocess.DEVNULL,
             timeout=_TIMEOUT_SECONDS,
         )
+        processor = _processor_seconds() - before
         lines = map(json.loads, (run_dir / "history" / "vw-0-stage-1.jsonl").read_text().splitlines())
         steps = [line["t"] for line in lines if line["event"] == "step"]
         result = json.loads((run_dir / "result.json").read_text())
@@ -131,7 +136,14 @@ def train(width: int, freeze: Mapping[str, Any], contest: Contest) -> Figures:
         _BATCH * (len(later) - 1) / (later[-1] - later[0]),
         _BATCH * _BATCHES / statistics.median(passes),
         result["cache"]["reads"] if freeze else 0,
+        processor,
     )
+
+
+def _processor_seconds() -> float:
+    """Of the programs that have been run so far, and of all processes that they have waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure(rounds: int) -> dict[str, Any]:

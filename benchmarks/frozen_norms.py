@@ -24,4 +24,6 @@ def measure(rounds: int) -> dict[str, Any]:
     for trunk, width in WIDTHS.items():
         pairs = pairs_of(width, Contest(_FREEZE, {}, epochs=EPOCHS[trunk]), rounds)
         found[f"norms / without, {trunk}"] = summary([one.median_speed / other.median_speed for one, other in pairs])
+        processor = [other.processor / one.processor for one, other in pairs]
+        found[f"the same by processor, {trunk}"] = summary(processor) | {"seconds": [one.processor for one, _ in pairs]}
     return found
