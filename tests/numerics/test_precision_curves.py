@@ -26,7 +26,7 @@ from hetpipe.pipeline.callables import build_datasets, build_model, load_loss
 from hetpipe.values.policies import POLICIES
 from tests.support.in_process import InProcessRun, run_in_process
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1_200)]
 
 ROOT = Path(__file__).resolve().parents[2]
 
