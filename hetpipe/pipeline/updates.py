@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Updates:
         self._latest = Minibatch(start)
         self._waiting: deque[_Waiting] = deque()
         #: What was added before weights and the optimizer's state are here, in order; None: they are.
-        self._held: list[tuple[Minibatch, GradientsByName, int, int]] | None = None
+        self._held: list[Callable[[], None]] | None = None
         self._start = start
         #: Exponents of the scales of the gradients gathered.
         self._exponents: list[int] = []
@@ -95,8 +96,8 @@ class Updates:
     def release(self) -> None:
         """Add what was added since `hold`."""
         held, self._held = self._held, None
-        for each in held or ():
-            self.add(*each)
+        for add in held or ():
+            add()
 
     def scale_exponent(self, p: Minibatch) -> int:
         """Exponent of the scale of minibatch `p`, the updates of whose weights are made; 0 without scales."""
@@ -122,7 +123,7 @@ class Updates:
             tells_norms: whether norms of its gradients may decide what freezes.
         """
         if self._held is not None:
-            self._held.append((p, gradients, weight, scale_exponent))
+            self._held.append(partial(self.add, p, gradients, weight, scale_exponent, tells_norms=tells_norms))
             return
         unscaled = scaled(gradients, 2.0**-scale_exponent)
         if tells_norms:

@@ -108,7 +108,6 @@ class Stage:
             frozen=2,
             left_out=(),
             is_frozen=False,
-            tells_norms=False,
             history=SimpleNamespace(
                 step=lambda **fields: self.written.append(fields), skip=lambda **fields: self.skipped.append(fields)
             ),
@@ -172,6 +171,23 @@ def test_every_minibatch_makes_an_update() -> None:
     assert stage.made == [1, 2, 3]
     assert stage.computed == [(Activity.STEP, p, 5.0) for p in (1, 2, 3)]
     assert stage.norm is None
+
+
+def test_what_was_held_is_added_in_order_and_tells_its_norms() -> None:
+    stage = Stage()
+    stage.updates.hold()
+    for p, tells_norms in ((1, False), (2, True)):
+        gradients = {"first": torch.tensor([3.0 * p, 4.0 * p]), "second": None}
+        stage.updates.add(Minibatch(p), gradients, 1, 0, tells_norms=tells_norms)
+    assert stage.updates.is_held
+    assert not stage.updates.is_settled
+    assert not stage.steps
+
+    stage.updates.release()
+    assert not stage.updates.is_held
+    assert stage.updates.is_settled
+    assert stage.made == [1, 2]
+    assert stage.updates.take_squares(Minibatch(2)) == {0: 100.0, 1: 0.0}
 
 
 @pytest.mark.parametrize(("weights", "n", "a"), [("wave", 6, 3), ("flush", 3, 1), ("double_buffer", 3, 1)])
