@@ -39,7 +39,7 @@ PAYLOAD_BYTES = 1024 * 1024
 _BEGIN = struct.Struct("<cI")
 _CREDIT = struct.Struct("<cI")
 _BEGIN_TAG, _MORE_TAG, _CREDIT_TAG = b"F", b"M", b"C"
-_BEGIN_CODE, _MORE_CODE, _CREDIT_CODE = b"FMC"
+_BEGIN_CODE, _MORE_CODE, _CREDIT_CODE = (tag[0] for tag in (_BEGIN_TAG, _MORE_TAG, _CREDIT_TAG))
 
 
 @dataclass(frozen=True, slots=True)

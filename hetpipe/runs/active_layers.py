@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetpipe.errors import HetpipeError
+from hetpipe.runs.run_folder import plan_in
 from hetpipe.values.activation import Activation, layers_text
-from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import run_folders
-from hetpipe.values.wire import from_json
 
 #: Layers named in a sentence.
 _MOST_NAMED = 8
@@ -46,12 +44,12 @@ class InactiveSince:
 def read_inactive(run_dir: Path, reached: int | None) -> tuple[InactiveSince, ...]:
     """`inactive_of` the run in a folder, since its last rewind; nothing if it cannot be read."""
     folder = run_folders(run_dir)[-1]
+    plan = plan_in(folder)
     try:
-        plan: Plan = from_json(Plan, (folder / "plan.json").read_bytes())
         facts = json.loads((folder / "facts.json").read_bytes())
-    except (OSError, ValueError, RecursionError, HetpipeError):
+    except (OSError, ValueError, RecursionError):
         return ()
-    return inactive_of(plan.activations, facts, reached)
+    return () if plan is None else inactive_of(plan.activations, facts, reached)
 
 
 def inactive_of(

@@ -18,13 +18,12 @@ from typing import Any, Literal
 from hetpipe.errors import HetpipeError
 from hetpipe.observe.metrics import TimedWave, waves_by_worker
 from hetpipe.report.text import rate
+from hetpipe.runs.run_folder import plan_in
 from hetpipe.server.decisions_file import decisions_of_run
 from hetpipe.values.activation import ActivationCut
 from hetpipe.values.decisions import DecisionLine, MemberDecision, MoveDecision, MoveJudgement, StayDecision
-from hetpipe.values.plan import Plan
 from hetpipe.values.rewinds import run_folders
 from hetpipe.values.sync import layer_counts
-from hetpipe.values.wire import from_json
 
 #: Waves on either side of a move of which the rates are compared.
 _COMPARED_WAVES = 10
@@ -130,12 +129,7 @@ def read_cuts(run_dir: Path) -> tuple[CutChange, ...]:
         decisions: Sequence[DecisionLine] = decisions_of_run(run_dir)
     except (OSError, HetpipeError):
         decisions = ()
-    try:
-        plan: Plan = from_json(Plan, (folder / "plan.json").read_bytes())
-    except (OSError, HetpipeError):
-        planned: Sequence[ActivationCut] = ()
-    else:
-        planned = plan.activation_cuts
+    plan = plan_in(folder)
     try:
         waves: Mapping[int, Sequence[TimedWave]] = waves_by_worker(folder)
     except OSError:
@@ -144,6 +138,7 @@ def read_cuts(run_dir: Path) -> tuple[CutChange, ...]:
         job = json.loads((run_dir / "job.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         job = {}
+    planned = () if plan is None else plan.activation_cuts
     return cuts_of(job if isinstance(job, dict) else {}, decisions, planned, waves)
 
 

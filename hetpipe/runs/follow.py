@@ -11,7 +11,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -31,8 +30,8 @@ from hetpipe.wire.calls import STOP_JOB, SUBMIT_JOB, StopJobRequest, SubmitJobRe
 #: Polling interval for messages, the delay of detecting a deadline.
 _POLL_SECONDS = 0.25
 
-#: Submissions to a coordinator that is connected and did not answer in time, before the last one: a minute in all.
-_MOST_LATE = 11
+#: Submissions to a coordinator that is connected and does not answer in time: a minute in all.
+_MOST_LATE = 12
 
 #: Interval of notices of starting services.
 _NOTICE_SECONDS = 5.0
@@ -149,11 +148,14 @@ class RunningJob:
             HetpipeError: the coordinator did not accept it.
         """
         request = SubmitJobRequest(self._submission)
-        for _ in range(_MOST_LATE):
-            with suppress(DeadlineExceeded):
+        num_late = 0
+        while self._job_id is None:
+            try:
                 self._job_id = self._client.invoke(SUBMIT_JOB, request).job_id
-                return self._job_id
-        self._job_id = self._client.invoke(SUBMIT_JOB, request).job_id
+            except DeadlineExceeded:
+                num_late += 1
+                if num_late == _MOST_LATE:
+                    raise
         return self._job_id
 
     def adopt(self, job_id: JobId) -> None:

@@ -29,6 +29,7 @@ from hetpipe.observe.timeline import merge_timelines
 from hetpipe.values.conditions import Condition
 from hetpipe.values.document import read_document
 from hetpipe.values.events import Submission
+from hetpipe.values.plan import Plan
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.rewinds import run_folders
 from hetpipe.values.storage_url import is_url, place_of_run
@@ -308,6 +309,15 @@ class RunFolder:
             unfinished.replace(link)
         except OSError:
             return
+
+
+def plan_in(folder: Path) -> Plan | None:
+    """The plan in a folder of a run, its own or that of a rewind; None if it cannot be read."""
+    try:
+        plan: Plan = from_json(Plan, (folder / "plan.json").read_bytes())
+    except (OSError, HetpipeError):
+        return None
+    return plan
 
 
 def run_of_job_file(path: Path) -> RunFolder | None:

@@ -20,7 +20,7 @@ from hetpipe.observe.down_sampled import FollowedCurve
 from hetpipe.observe.metrics import FollowedMetrics, TimedWave
 from hetpipe.runs.active_layers import InactiveSince, inactive_of
 from hetpipe.runs.cuts import CutChange, cuts_of
-from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult
+from hetpipe.runs.run_folder import RunFolder, RunRecord, RunResult, plan_in
 from hetpipe.runs.shell import Shell
 from hetpipe.runs.status import RunStatus, is_running_here, job_status_of, status_from
 from hetpipe.server.coordinator.job_hosts import EVALUATIONS
@@ -30,7 +30,7 @@ from hetpipe.values.events import ConditionCleared, ConditionRaised, JobEvent, J
 from hetpipe.values.plan import Plan
 from hetpipe.values.plan_document import PlanDocument
 from hetpipe.values.rewinds import run_folders
-from hetpipe.values.wire import from_json, revive
+from hetpipe.values.wire import revive
 
 #: Most bytes of a log that a page shows, from its end, and most lines.
 LOG_BYTES = 256 << 10
@@ -201,7 +201,7 @@ class OpenRun:
             decisions = ()
         folders = run_folders(self.path)
         attempts = tuple(map(self._attempt, folders))
-        plan, facts = _plan(folders[-1] / "plan.json"), _object(folders[-1] / "facts.json")
+        plan, facts = plan_in(folders[-1]), _object(folders[-1] / "facts.json")
         activations = () if plan is None else plan.activations
         planned = () if plan is None else plan.activation_cuts
         return RunSnapshot(
@@ -298,14 +298,6 @@ def _evaluations(path: Path) -> list[Evaluation]:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return found
-
-
-def _plan(path: Path) -> Plan | None:
-    try:
-        plan: Plan = from_json(Plan, path.read_bytes())
-    except (OSError, HetpipeError):
-        return None
-    return plan
 
 
 def _object(path: Path) -> Mapping[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from hetpipe.decide.elastic.plan_files import basis_of
 from hetpipe.decide.elastic.replanning import activation_cuts
@@ -15,6 +14,7 @@ from hetpipe.values.activation import Activation
 from hetpipe.values.cluster import Cluster
 from hetpipe.values.plan_document import ActivePhase, PlanDocument
 from hetpipe.values.profile import Profile
+from hetpipe.values.sync import layer_counts
 
 
 def active_phases(
@@ -52,7 +52,7 @@ def active_phases(
         bounds |= moved
         plan = with_cuts(plan, moved)
         costs = costs_of(document, active_profile(profile, activation.inactive), cluster)
-        cuts = tuple(tuple(last - first for first, last in pairwise(own)) for own in bounds.values())
+        cuts = tuple(map(layer_counts, bounds.values()))
         found.append(
             ActivePhase(
                 clock=activation.clock,

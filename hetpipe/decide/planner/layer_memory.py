@@ -618,7 +618,7 @@ class _Search:
             if goal != "recomputed_ticks":
                 most_swapped = float("inf")
         most_moving = most_ticks + self._compute
-        can_be = self.best is None or max(self._enough_ticks if goal == "ticks" else 0, 0) <= most
+        can_be = self._can_improve(goal, 0.0)
         tables = [
             (
                 (each.table.held, each.table.recomputed),
