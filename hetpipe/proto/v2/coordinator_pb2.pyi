@@ -752,12 +752,14 @@ class WorkerStatus(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., deaths: _Optional[int] = ..., state: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class QueuePlace(_message.Message):
-    __slots__ = ("position", "reason")
+    __slots__ = ("position", "reason", "priority")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     position: int
     reason: str
-    def __init__(self, position: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, position: _Optional[int] = ..., reason: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class StateChanged(_message.Message):
     __slots__ = ("state", "remark")
