@@ -132,7 +132,7 @@ class RunSnapshot:
 
 
 def runs_in(runs_dir: Path) -> dict[str, Path]:
-    """The runs in a folder by name: its subfolders with a `run.json`, and those of the others, as comparisons; no links."""
+    """The runs in a folder by name: its subfolders with a `run.json`, and those of the others; no links."""
     own = _folders_in(runs_dir)
     inner = [one for path in own if not (path / "run.json").is_file() for one in _folders_in(path)]
     return {str(one.relative_to(runs_dir)): one for one in [*own, *inner] if (one / "run.json").is_file()}
