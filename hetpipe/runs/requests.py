@@ -77,7 +77,8 @@ def given_run(
     """
     if job is None and resume is None and overrides:
         job = {}
-    given, source = _given(job, overrides)
+    given = _given(job, overrides)
+    source = given.job if isinstance(job, Mapping) else job
     request = new_run(source, given.overrides, resume=resume, coordinator=coordinator, shell=shell)
     request = replace(request, import_path=given.import_path or request.import_path)
     folder = RunFolder.create(None if run_dir is None else Path(run_dir), name=request.job.name, clock=shell.clock)
@@ -94,7 +95,8 @@ def given_job(job: JobSource | None, overrides: Mapping[str, object], shell: She
         JobError: with every mistake.
         UserError: its functions come from several folders.
     """
-    given, source = _given({} if job is None else job, overrides)
+    given = _given({} if job is None else job, overrides)
+    source = given.job if job is None or isinstance(job, Mapping) else job
     loaded = load_job(source, given.overrides)
     with TemporaryDirectory(prefix="hetpipe-cells-") as folder:
         path = given.import_path or shell.current
@@ -103,18 +105,17 @@ def given_job(job: JobSource | None, overrides: Mapping[str, object], shell: She
         yield loaded, replace(shell, current=path)
 
 
-def _given(job: JobSource | None, overrides: Mapping[str, object]) -> tuple[OwnCode, JobSource | None]:
-    """A job without Python objects, and its source; one from Python without a name has that of the program.
+def _given(job: JobSource | None, overrides: Mapping[str, object]) -> OwnCode:
+    """A job without Python objects; a mapping without a name has that of the program.
 
     Raises:
         JobError, UserError: as `own_code`.
     """
     program = Program.current()
-    given = own_code(job if isinstance(job, Mapping) else {}, overrides, program)
     if not isinstance(job, Mapping):
-        return given, job
-    named = {"name": program.job_name} if program.job_name and "name" not in given.overrides else {}
-    return given, {**named, **given.job}
+        return own_code({}, overrides, program)
+    named = {"name": program.job_name} if program.job_name and "name" not in overrides else {}
+    return own_code({**named, **job}, overrides, program)
 
 
 def _check_loggers(job: Job, coordinator: str | None) -> None:

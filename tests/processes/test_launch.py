@@ -54,7 +54,19 @@ def launch(folder: Path, hosts: str, ssh: str, *more: str) -> subprocess.Complet
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(ROOT / "examples")
     job = ["examples/digits/job.yaml", "--set", "epochs=1", "--run-dir", "my run"]
-    command = [HETPIPE, "launch", *job, "--hosts", hosts, "--advertise", "localhost", "--ssh", ssh, "--json", *more]
+    command = [
+        str(HETPIPE),
+        "launch",
+        *job,
+        "--hosts",
+        hosts,
+        "--advertise",
+        "localhost",
+        "--ssh",
+        ssh,
+        "--json",
+        *more,
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
