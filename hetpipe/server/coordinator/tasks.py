@@ -487,6 +487,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "frozen": start.frozen,
             "lineup": start.lineup,
             "inactive": list(start.inactive),
+            "fresh": list(start.fresh),
         },
         "homes": list(prepared.data.homes),
         "layers": [] if run.model is None else [layer.name for layer in run.model.layers],
