@@ -72,13 +72,15 @@ def _continued_use(use: CacheUse | None, before: CacheUse | None) -> CacheUse | 
         computed=use.computed + before.computed,
         read_bytes=use.read_bytes + before.read_bytes,
         kept_bytes=use.kept_bytes,
+        stopped=use.stopped,
     )
 
 
 def cache_use(reports: Mapping[StagePlace, StageProgress], plan: Plan) -> CacheUse | None:
     """Use of the caches behind frozen layers, summed over the stages; None where no stage uses one.
 
-    What a node keeps counts once, by the report of the stage that tells most.
+    What a node keeps counts once, by the report of the stage that tells most. Of several stages that keep nothing more,
+    the first one says why.
     """
     uses = {place: report.cache for place, report in reports.items() if report.cache is not None}
     kept: dict[AgentId, int] = {}
@@ -91,6 +93,14 @@ def cache_use(reports: Mapping[StagePlace, StageProgress], plan: Plan) -> CacheU
         computed=sum(use.computed for use in uses.values()),
         read_bytes=sum(use.read_bytes for use in uses.values()),
         kept_bytes=sum(kept.values()),
+        stopped=next(
+            (
+                f"stage {stage} of virtual worker {vw}: {uses[vw, stage].stopped}"
+                for vw, stage in sorted(uses)
+                if uses[vw, stage].stopped
+            ),
+            "",
+        ),
     )
     return found if uses else None
 

@@ -16,6 +16,7 @@ from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.clock import Clock as TimeSource
 from hetpipe.decide.elastic.script import absent_after_rewind, lineup_decisions, member_decisions
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT, DecisionLog, LogConfig
+from hetpipe.decide.sync.log_view import only_commits
 from hetpipe.decide.sync.records import (
     BarrierRecord,
     CommitRecord,
@@ -279,6 +280,12 @@ class ClockShard:
         with self.condition:
             return self._log.num_records
 
+    @property
+    def num_members(self) -> int:
+        """Number of virtual workers that count."""
+        with self.condition:
+            return len(self._log.members)
+
     def snapshot(self) -> ClockSnapshot:
         """Current clocks, the same object as long as none changes.
 
@@ -378,7 +385,7 @@ class ClockShard:
         _reach_recorded(moments)
         if records:
             self.condition.notify_all()
-            if not all(isinstance(record, CommitRecord) for record in records):
+            if not only_commits(records):
                 self.stage_condition.notify_all()
         self._consider_snapshot(at_barrier=any(isinstance(record, SegmentRecord) for record in records))
 

@@ -107,9 +107,10 @@ class TestProgressBoard:
         assert board.table(None, states=BOTH, now=100.0).cache is None
         for vw in range(2):
             board.add(key(vw, 0), progress(cache=CacheUse(3, 2, 100, kept_bytes=60 + vw)), now=101.0)
-        board.add(key(0, 0, 1), progress(cache=CacheUse(5, 1, 10, kept_bytes=70)), now=102.0)
+        board.add(key(0, 0, 1), progress(cache=CacheUse(5, 1, 10, kept_bytes=70, stopped="full")), now=102.0)
 
-        assert board.table(None, states=BOTH, now=102.0).cache == CacheUse(11, 5, 210, kept_bytes=70)
+        stopped = "stage 0 of virtual worker 0: full"
+        assert board.table(None, states=BOTH, now=102.0).cache == CacheUse(11, 5, 210, kept_bytes=70, stopped=stopped)
 
     def test_each_stage_has_its_policies_and_its_memory(self, board: ProgressBoard) -> None:
         """Policies of a cut with another number of layers are those from before a move."""
@@ -259,7 +260,7 @@ class TestResult:
             "clocks": {"0": 6, "1": 5},
             "global_clock": 5,
             "bytes": {"pushed": 400, "pulled": 40},
-            "cache": {"reads": 12, "computed": 4, "read_bytes": 600},
+            "cache": {"reads": 12, "computed": 4, "read_bytes": 600, "stopped": ""},
             "waiting_seconds": {"0": 0.0, "1": 2.0},
             "idle_seconds": {"0": 5.0, "1": 25.0},
             "deaths": {"0": 0, "1": 2},
