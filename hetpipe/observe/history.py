@@ -338,8 +338,8 @@ class HistoryWriter(Protocol):
 
         Written before its first minibatch there. All virtual workers have the same digests.
         """
-        built = {"layers": list(layers), "digests": list(digests)}
-        self.write("fresh", vw=vw, incarnation=incarnation, stage=stage, clock=clock, **built)
+        who = {"vw": vw, "incarnation": incarnation, "stage": stage}
+        self.write("fresh", **who, clock=clock, layers=list(layers), digests=list(digests))
 
     def norms(self, *, clock: int, vw: int, layers: Sequence[int], squares: Sequence[float]) -> None:
         """The squared norms of a virtual worker's gradients that have decided F at the barrier at `clock`.
