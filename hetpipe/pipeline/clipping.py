@@ -64,6 +64,8 @@ def _read(
 
 def _sum_of_squares(gradient: Tensor) -> Tensor:
     flat = (gradient.float() if gradient.itemsize < _FLOAT32_BYTES else gradient).reshape(-1)
+    if flat.numel() <= _DOT_ELEMENTS:  # a quarter of the time for small ones
+        return torch.dot(flat, flat).double()
     parts = [torch.dot(part, part).double() for part in torch.split(flat, _DOT_ELEMENTS)]
     return torch.stack(parts).sum()
 

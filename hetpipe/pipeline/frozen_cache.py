@@ -3,7 +3,7 @@
 A folder in shared memory, and behind it one on disk, both owned by the node's agent (caching.md §3). Each unit, a
 minibatch or a sample, is one file, which appears complete or not at all; the name has the border at which it stands and
 the unit's digest. Bytes in use are counted in a file under a lock, so that all processes together stay within the
-limits. What cannot be kept, as memory or disk are full, is computed again: a cache never fails a run.
+limits. What cannot be kept or read, as memory or disk are full or broken, is computed again: a cache never fails a run.
 
     length of the header (u64), header: JSON [[dtype, shape], …], zeros up to a multiple of 64
     each tensor's elements, from a multiple of 64 on
@@ -33,6 +33,7 @@ from hetpipe.decide.elastic.caching import CacheBytes, CacheFolders, Tier, tier_
 from hetpipe.observe.log import get_logger
 from hetpipe.pipeline.chain import Values, dtype_name
 from hetpipe.values.alignment import ALIGNMENT_BYTES
+from hetpipe.values.quantities import bytes_text
 
 _log = get_logger(__name__)
 
@@ -88,28 +89,30 @@ class FrozenCache:
         """
         self._folders = folders
         self._term = term
-        #: Whether it was full before, which is logged once.
-        self._is_full = False
+        #: Why the units that were last to be kept are not; empty if they are.
+        self.refused = ""
+        self._has_told = False
         self.name = f"{folders.memory.name}/{term}"
 
     @property
     def used(self) -> CacheBytes:
-        """Bytes that all processes of the node keep."""
-        with self._counted() as used:
+        """Bytes that all processes of the node keep; 0 if that cannot be read."""
+        with suppress(OSError), self._counted() as used:
             return used
+        return CacheBytes(0, 0)
 
     def borders(self) -> frozenset[int]:
         """The borders at which anything has been kept."""
         found = set[int]()
         for folder in self._roots():
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 found.update(int(entry.name) for entry in folder.iterdir())
         return frozenset(found)
 
     def read(self, border: int, unit: bytes) -> Values | None:
         """What enters layer `border`, of a unit; None if it is not kept. The tensors may be modified."""
         for folder in self._roots():
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 return _read(folder / str(border) / unit.hex())
         return None
 
@@ -123,7 +126,7 @@ class FrozenCache:
         present = [path for path in paths if path is not None]
         if len(present) < len(paths):
             return None
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             read = _read_rows(present)
             if read is None or not read[-1].eq(read[-1][0]).all():
                 return None
@@ -172,11 +175,13 @@ class FrozenCache:
             size = 0
             for unit in units:
                 path = self._root(tier) / str(border) / unit.hex()
-                with suppress(FileNotFoundError):
-                    size += path.stat().st_size
+                with suppress(OSError):
+                    num_bytes = path.stat().st_size
                     path.unlink()
+                    size += num_bytes
             if size:
-                self._release(tier, size)
+                with suppress(OSError):
+                    self._release(tier, size)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -196,25 +201,46 @@ class FrozenCache:
     def _keep(self, border: int, files: Mapping[bytes, Sequence[memoryview | bytes]]) -> bool:
         """Keep all of these files, or none that was not kept before; returns whether they are kept now."""
         new = {unit: pieces for unit, pieces in files.items() if self._path_of(border, unit) is None}
+        self.refused = self._write_where_is_room(border, new) if new else ""
+        if self.refused and not self._has_told:
+            self._has_told = True
+            _log.warning(
+                "frozen_cache_full",
+                reason=self.refused,
+                consequence="frozen layers compute what is not kept in each pass over the data",
+                fix="raise freeze.cache_memory_bytes or freeze.cache_disk_bytes, or free memory or disk of this node",
+            )
+        return not self.refused
+
+    def _write_where_is_room(self, border: int, new: Mapping[bytes, Sequence[memoryview | bytes]]) -> str:
+        """Write all of these files, or none; returns why none, or nothing."""
         size = sum(len(piece) for pieces in new.values() for piece in pieces)
-        tier = self._reserve(size)
-        while tier is not None:
-            written: list[Path] = []
-            try:
-                for unit, pieces in new.items():
-                    written.append(_write(self._root(tier) / str(border) / unit.hex(), pieces))
-            except OSError as error:
-                for path in written:
-                    path.unlink(missing_ok=True)
+        allowed = self._folders.allowed
+        reason = f"there is no room in {bytes_text(allowed.memory)} of memory and {bytes_text(allowed.disk)} of disk"
+        try:
+            tier = self._reserve(size)
+            while tier is not None:
+                failure = self._write_all(tier, border, new)
+                if failure is None:
+                    return ""
                 self._release(tier, size)
-                if error.errno not in _FULL:
-                    _log.warning("frozen_cache_not_written", reason=str(error), consequence="its layers compute again")
-                    return False
-                tier = self._reserve(size, only="disk") if tier == "memory" else None
-            else:
-                return True
-        self._tell_full()
-        return False
+                reason = f"{self._root(tier).parent.parent}: {failure.strerror or failure}"
+                tier = self._reserve(size, only="disk") if tier == "memory" and failure.errno in _FULL else None
+        except OSError as error:  # of the file that counts
+            reason = str(error)
+        return reason
+
+    def _write_all(self, tier: Tier, border: int, new: Mapping[bytes, Sequence[memoryview | bytes]]) -> OSError | None:
+        """Write all of these files, or none; returns why none."""
+        written: list[Path] = []
+        try:
+            for unit, pieces in new.items():
+                written.append(_write(self._root(tier) / str(border) / unit.hex(), pieces))
+        except OSError as error:
+            for path in written:
+                path.unlink(missing_ok=True)
+            return error
+        return None
 
     def _reserve(self, size: int, only: Tier | None = None) -> Tier | None:
         """Count `size` bytes as used where there is room for them; None: nowhere."""
@@ -246,17 +272,6 @@ class FrozenCache:
         content = _USED.pack(*((memory + change, disk) if tier == "memory" else (memory, disk + change)))
         with (self._folders.memory / _USED_FILE).open("r+b", buffering=0) as file:
             file.write(content)
-
-    def _tell_full(self) -> None:
-        if not self._is_full:
-            self._is_full = True
-            _log.warning(
-                "frozen_cache_full",
-                memory_bytes=self._folders.allowed.memory,
-                disk_bytes=self._folders.allowed.disk,
-                consequence="frozen layers compute what is not kept in each pass over the data",
-                fix="raise freeze.cache_memory_bytes or freeze.cache_disk_bytes, or free memory or disk of this node",
-            )
 
 
 def _specs(values: Values) -> list[tuple[str, list[int]]]:

@@ -155,6 +155,8 @@ class FrozenPrefix:
         self._tried: dict[tuple[int, int], tuple[bool, ...] | None] = {}
         self._pass = _Pass()
         self._has_kept = False
+        #: Why nothing more is kept with this cut and these frozen layers; empty if there may be no room at most.
+        self._stopped = ""
         #: Whether the virtual worker asks for no unit, as it does not pay with this cut and these frozen layers.
         self._is_declined = False
         #: Whether a whole pass over the data has read nothing of what was kept before.
@@ -170,6 +172,7 @@ class FrozenPrefix:
             self._tried = {}
             self._is_declined = False
             self._measured = []
+            self._stopped = ""
         if is_next:
             self._end_pass()
         if is_other or is_next:
@@ -180,10 +183,15 @@ class FrozenPrefix:
     def _end_pass(self) -> None:
         if self._has_kept and self._pass.crossed and not self._pass.read and not self._is_useless:
             self._is_useless = True
+            reason = (
+                "no minibatch of the last pass over the data was in the cache, although earlier ones were kept: "
+                "the data change from pass to pass, or the samples of a minibatch are kept by several nodes"
+            )
+            if self._mode == "auto":
+                self._stopped = reason
             _log.warning(
                 "frozen_cache_never_read",
-                reason="no minibatch of the last pass over the data was in the cache, although earlier ones were kept: "
-                "the data change from pass to pass, or the samples of a minibatch are kept by several nodes",
+                reason=reason,
                 consequence="frozen layers compute in each pass"
                 + (", and nothing more is kept" if self._mode == "auto" else ""),
                 fix="set freeze.cache: off, or augment the data behind the frozen layers",
@@ -195,7 +203,8 @@ class FrozenPrefix:
     def use(self) -> CacheUse | None:
         """The stage's use of the cache so far; None if it has had no frozen layers."""
         used = self.cache.used
-        return replace(self._use, kept_bytes=used.memory + used.disk) if self._bounds else None
+        stopped = self._stopped or self.cache.refused
+        return replace(self._use, kept_bytes=used.memory + used.disk, stopped=stopped) if self._bounds else None
 
     @property
     def is_used(self) -> bool:
@@ -255,6 +264,7 @@ class FrozenPrefix:
                 reason = "what they compute of a sample depends on the others of its minibatch, or on its place there"
                 fix = "have a data.sampler shuffle whole minibatches"
             if by_sample is None:
+                self._stopped = f"layers {found.border} to {upto - 1}: {reason}"
                 _log.warning(
                     "frozen_layers_not_cached",
                     layers=list(range(found.border, upto)),
@@ -310,6 +320,7 @@ class FrozenPrefix:
         """
         if not self._passes_ahead or self._is_useless:
             self._keeps_at = None
+            self._stopped = self._stopped or "no pass over the data follows"
             return False
         trial = behind if self._of_samples else replace(behind, units=(os.urandom(DIGEST_BYTES),))
         costs = self._costs_of(trial, by_sample)
@@ -355,13 +366,19 @@ class FrozenPrefix:
         """Whether what has been measured pays."""
         costs = self._costs
         found = pays(costs, self._passes_ahead)
+        compute, read, keep = (time_text(seconds * 1000) for seconds in (costs.compute, costs.read, costs.keep))
         _log.info(
             "frozen_cache_measured",
             border=border,
-            compute=time_text(costs.compute * 1000),
-            read=time_text(costs.read * 1000),
-            keep=time_text(costs.keep * 1000),
+            compute=compute,
+            read=read,
+            keep=keep,
             passes_ahead=self._passes_ahead,
             keeps=found,
         )
+        if not found:
+            self._stopped = (
+                f"it would not pay: a minibatch takes {compute} to compute, {read} to read and {keep} to keep, "
+                f"passes over the data ahead: {self._passes_ahead}"
+            )
         return found

@@ -49,6 +49,8 @@ class Chart:
     x_label: str
     y_label: str
     lines: tuple[Line, ...]
+    has_steps: bool = False
+    """Values are whole numbers, each until the next point."""
 
 
 def measured(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
@@ -93,14 +95,16 @@ def figure_of(chart: Chart) -> Figure:
 def chart_data(chart: Chart) -> dict[str, Any]:
     """JSON input of `curves.js`.
 
-    `x` and `y` are axis labels; `log` is whether the y axis is logarithmic. Each of `lines` has `name`, `colour`,
-    and columns of equal length: `x`, `mean`, and `least` and `most` where runs differ.
+    `x` and `y` are axis labels; `log` is whether the y axis is logarithmic, `steps` whether values are whole numbers,
+    each until the next point. Each of `lines` has `name`, `colour`, and columns of equal length: `x`, `mean`, and
+    `least` and `most` where runs differ.
     """
     is_log = is_logarithmic([value for line in chart.lines for one in line.points for value in (one.least, one.most)])
     return {
         "x": chart.x_label,
         "y": f"{chart.y_label}, logarithmic" if is_log else chart.y_label,
         "log": is_log,
+        "steps": chart.has_steps,
         "lines": [_line_data(line) for line in chart.lines],
     }
 

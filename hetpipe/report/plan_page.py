@@ -130,7 +130,7 @@ def _model_of(facts: PlanFacts) -> Markup:
     """The model of a plan, with the stages of each kind of virtual worker."""
     columns = [
         model_picture.StageColumn(
-            pipeline.heading.replace("virtual worker", "VW").removesuffix(", alike"),
+            pipeline.heading.replace("virtual worker", "VW").removesuffix(", equal"),
             tuple(stage.layers[1] for stage in facts.plan.virtual_workers[pipeline.workers[0]].stages[:-1]),
         )
         for pipeline in view_of(facts).pipelines

@@ -160,12 +160,12 @@ def cache_text(use: CacheUse) -> str:
 
     >>> cache_text(CacheUse(reads=190, computed=10, read_bytes=3 << 20, kept_bytes=1 << 20))
     'cache: 190 minibatches read (3 MiB), 10 computed by stages with frozen layers, 1 MiB kept'
-    >>> cache_text(CacheUse(reads=0, computed=10, read_bytes=0, kept_bytes=0))
-    'cache: 0 minibatches read (0 bytes), 10 computed by stages with frozen layers, nothing kept: see the logs'
+    >>> cache_text(CacheUse(reads=0, computed=10, read_bytes=0, kept_bytes=0, stopped="/tmp is full"))
+    'cache: 0 minibatches read (0 bytes), 10 computed by stages with frozen layers; nothing more is kept: /tmp is full'
     """
     kept = f", {bytes_text(use.kept_bytes)} kept" if use.kept_bytes else ""
-    if not use.kept_bytes and not use.reads:
-        kept = ", nothing kept: see the logs"
+    if use.stopped:
+        kept += f"; nothing more is kept: {use.stopped}"
     read = f"{count(use.reads, 'minibatch', 'minibatches')} read ({bytes_text(use.read_bytes)})"
     return f"cache: {read}, {use.computed} computed by stages with frozen layers{kept}"
 

@@ -53,6 +53,8 @@ class CacheTotals:
     computed: int = 0
     """Minibatches of which stages with a cache have computed frozen layers."""
     read_bytes: int = 0
+    stopped: str = ""
+    """Why one of them keeps nothing more; empty if none says so."""
 
 
 @dataclass(frozen=True, slots=True)

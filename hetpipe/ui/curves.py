@@ -51,17 +51,23 @@ def clock_chart(snapshot: RunSnapshot) -> Chart:
     commits = snapshot.attempts[-1].commits
     if not commits:
         return Chart("Clock distance", "seconds", "waves", ())
-    began = commits[0].t
-    points = []
-    for first, last in _chunks(len(commits)):
-        distances = [one.distance for one in commits[first:last]]
-        points.append(CurvePoint(commits[last - 1].t - began, max(distances), min(distances), max(distances)))
-    lines = [Line("largest distance", _TRAINING, tuple(CurvePoint(p.x, p.mean, p.mean, p.mean) for p in points))]
+    began, ended = commits[0].t, commits[-1].t
+    points = [
+        _whole(commits[first].t - began, max(one.distance for one in commits[first:last]))
+        for first, last in _chunks(len(commits))
+    ]
+    if points[-1].x < ended - began:
+        points.append(_whole(ended - began, commits[-1].distance))
+    lines = [Line("largest distance", _TRAINING, tuple(points))]
     bound = bound_of(snapshot)
     if bound is not None:
         ends = (points[0].x, points[-1].x)
-        lines.append(Line("bound D + 1", _BOUND, tuple(CurvePoint(x, bound, bound, bound) for x in ends)))
-    return Chart("Clock distance", "seconds", "waves", tuple(lines))
+        lines.append(Line("bound D + 1", _BOUND, tuple(_whole(x, bound) for x in ends)))
+    return Chart("Clock distance", "seconds", "waves", tuple(lines), has_steps=True)
+
+
+def _whole(x: float, value: int) -> CurvePoint:
+    return CurvePoint(x, value, value, value)
 
 
 def bound_of(snapshot: RunSnapshot) -> int | None:

@@ -7,6 +7,7 @@ again, and the browser replaces those that have changed. Templates escape all te
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from hetpipe.report.text import LOSS, count, duration, loss_first, measure, perc
 from hetpipe.runs.cuts import CutChange, signed_percent
 from hetpipe.runs.status import DIED, ENDING, NO_JOB, STARTING, UNKNOWN
 from hetpipe.ui.curves import bound_of, charts_of, clock_chart, compared
-from hetpipe.ui.snapshot import Brief, LogFile, LoggedEvent, RunSnapshot
+from hetpipe.ui.snapshot import Attempt, Brief, LogFile, LoggedEvent, RunSnapshot
 from hetpipe.values.decisions import FreezeDecision
 from hetpipe.values.document import dotted
 from hetpipe.values.events import ConditionCleared, ConditionRaised, JobState, ProgressTable
@@ -124,12 +125,26 @@ def loss_of(brief: Brief) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
+def _reached(snapshot: RunSnapshot) -> Progress:
+    """`progress_of`; of a run that ended without a result, how far its waves came."""
+    progress, trained = progress_of(snapshot.brief), _last_trained(snapshot)
+    if progress.samples is not None or trained is None or not is_over(snapshot.brief):
+        return progress
+    samples = trained.start_samples + sum(one.wave.samples for own in trained.waves for one in own)
+    return replace(progress, samples=samples, total=_total(snapshot.brief))
+
+
+def _last_trained(snapshot: RunSnapshot) -> Attempt | None:
+    """The newest attempt with waves."""
+    return next((attempt for attempt in reversed(snapshot.attempts) if any(attempt.waves)), None)
+
+
 def _trained_loss(snapshot: RunSnapshot) -> float | None:
     """`loss_of`; of a run that ended without a result, the mean over the last waves of its virtual workers."""
     loss = loss_of(snapshot.brief)
     if loss is not None or not is_over(snapshot.brief):
         return loss
-    trained = next((attempt for attempt in reversed(snapshot.attempts) if any(attempt.waves)), None)
+    trained = _last_trained(snapshot)
     last = [] if trained is None else [waves[-1].wave.loss for waves in trained.waves if waves]
     known = [value for value in last if value is not None]
     return sum(known) / len(known) if known else None
@@ -180,7 +195,7 @@ def rows_of(briefs: Iterable[Brief]) -> list[Row]:
                 tone=tone_of(state),
                 model=_model(brief.job),
                 percent=None if progress.share is None else 100 * progress.share,
-                progress=_share_text(progress) or "–",
+                progress=_share_text(progress) or ("–" if brief.status.queue is None else brief.status.queue.short),
                 rate="–" if progress.per_second is None else rate(progress.per_second),
                 loss="–" if (loss := loss_of(brief)) is None else measure(loss),
                 started=_date(brief.record.started_wall),
@@ -245,9 +260,10 @@ def run_parts(snapshot: RunSnapshot, *, now: float) -> dict[str, Markup]:
 
 def _head(snapshot: RunSnapshot, *, now: float) -> dict[str, Any]:
     brief, status = snapshot.brief, snapshot.brief.status
-    progress = progress_of(brief)
+    progress = _reached(snapshot)
     total = "" if progress.total is None else f" of {progress.total}"
     samples = "" if progress.samples is None else f"{progress.samples}{total} samples"
+    is_finished = status.state == JobState.FINISHED.value
     return {
         "state": status.state,
         "tone": tone_of(status.state),
@@ -257,6 +273,7 @@ def _head(snapshot: RunSnapshot, *, now: float) -> dict[str, Any]:
         "progress": " · ".join(filter(None, (_share_text(progress), samples))),
         "facts": [*_results(snapshot), *_speeds(brief), *_times(brief, now=now)],
         "resumed": brief.record.restored_from or "",
+        "export": f"hetpipe export {shlex.quote(brief.record.run_dir)} model.safetensors" if is_finished else "",
     }
 
 
@@ -323,7 +340,8 @@ class WorkerLine:
     rate: str
     loss: str
     waiting: str
-    waiting_percent: float
+    waiting_percent: float | None
+    """None if unknown."""
     memory: str
     note: str
 
@@ -386,6 +404,8 @@ def _planned(snapshot: RunSnapshot) -> list[WorkerLine]:
     values = {} if snapshot.brief.result is None else snapshot.brief.result.values
     memory = {(one.get("vw"), one.get("stage")): one for one in values.get("stages", ())}
     waiting, clocks, wall = (values.get(key) or {} for key in ("waiting_seconds", "clocks", "wall_seconds"))
+    trained = _last_trained(snapshot)
+    reached = {} if trained is None else {vw: own[-1].wave.wave + 1 for vw, own in trained.by_worker.items() if own}
     moves = {cut.vw: cut for cut in snapshot.cuts if cut.do == "move"}
     versions = Counter(cut.vw for cut in snapshot.cuts if cut.do == "move")
     lines = []
@@ -408,13 +428,13 @@ def _planned(snapshot: RunSnapshot) -> list[WorkerLine]:
                 stages=tuple(boxes),
                 version=versions[worker.index],
                 state="",
-                clock=str(clocks.get(str(worker.index), "–")),
+                clock=str(clocks.get(str(worker.index), reached.get(worker.index, "–"))),
                 ahead="–",
                 ahead_percent=None,
                 rate="–",
                 loss="–",
                 waiting="–" if share is None else percent(share),
-                waiting_percent=0.0 if share is None else 100 * share,
+                waiting_percent=None if share is None else 100 * share,
                 memory=bytes_text(whole) if whole else "–",
                 note="",
             )
@@ -444,7 +464,9 @@ def _clocks(snapshot: RunSnapshot) -> list[tuple[str, str]]:
             facts.append(("largest distance", str(found.get("max_clock_distance"))))
             violations = found.get("violations")
             facts.append(("violations in the history", "not verified" if violations is None else str(violations)))
-    return [*facts, ("allowed distance", "no bound" if bound is None else str(bound))] if facts else []
+    if not facts and not snapshot.attempts[-1].commits:
+        return []
+    return [*facts, ("allowed distance", "no bound" if bound is None else str(bound))]
 
 
 def _plan_facts(snapshot: RunSnapshot) -> list[tuple[str, str]]:
@@ -468,7 +490,7 @@ def _plan_facts(snapshot: RunSnapshot) -> list[tuple[str, str]]:
         reason = f": {reasons[one.clock]}" if one.clock in reasons else ""
         facts.append((f"frozen from clock {one.clock} on", f"{one.layers_text}{reason}"))
     for since in snapshot.inactive:
-        facts.append((f"inactive from clock {since.clock} on", since.layers_text))
+        facts.append((f"inactive from clock {since.clock} on", since.layers_text + since.fresh_text))
     if snapshot.brief.status.cache is not None:
         facts.append(("cache behind frozen layers", cache_text(snapshot.brief.status.cache).removeprefix("cache: ")))
     return facts

@@ -630,10 +630,17 @@ class QueuePlace:
     """In the cluster's queue; 1 is next."""
     reason: str
     """Required and available resources, or the job ahead of it."""
+    priority: int = 0
+    """Its job key `priority`; of pending jobs those with a higher one go first."""
 
     def __str__(self) -> str:
         """For use in a sentence."""
-        return f"{_ordinal(self.position)} in the queue; {self.reason}"
+        return f"{self.short}; {self.reason}"
+
+    @property
+    def short(self) -> str:
+        """`2nd in the queue, priority 0`."""
+        return f"{_ordinal(self.position)} in the queue, priority {self.priority}"
 
 
 def _ordinal(number: int) -> str:

@@ -177,6 +177,8 @@ class CacheUse:
     read_bytes: Count
     kept_bytes: Count
     """That all stages of the node keep."""
+    stopped: Sentence = ""
+    """Why nothing more is kept; empty while it may be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -609,8 +609,8 @@ class FollowLogRequest:
     start: int
     """First record wanted; -1: the newest that begins a segment."""
     gathered: bool = False
-    """Commits may be delayed by about a second, until a record that a stage acts on, and are left out where a
-    publication implies them: fewer and shorter messages for observers."""
+    """Commits may be delayed by a second, or longer with many virtual workers, until a record that a stage acts on, and
+    are left out where a publication implies them: fewer and shorter messages for observers."""
     requester: Requester | None = None
     """The following stage; absent for a shard or an agent."""
 

@@ -30,6 +30,7 @@ _HELPERS = {
     "sizes",
     "sleeper",
     "stages",
+    "turns",
     "unequal",
     "vpipe",
 }

@@ -19,7 +19,7 @@ from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.decide.elastic.script import script_of
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import FreezeLine
-from hetpipe.pipeline import updates
+from hetpipe.pipeline import tally, updates
 from hetpipe.pipeline.clipping import layer_squares
 from hetpipe.server.decisions_file import read_decisions
 from hetpipe.values.decisions import MoveDecision
@@ -30,6 +30,7 @@ from tests import models
 from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
 from tests.numerics.test_deaths import BATCH_NORM
 from tests.numerics.test_leavers import barriers, decisions, drain, membership
+from tests.numerics.test_live_moves import Operator
 from tests.pairwise import every_nth
 from tests.reference.executor import run_reference
 
@@ -78,7 +79,7 @@ def assert_frozen(what: Case, folder: Path, **options: Any) -> dict[int, int]:
     return frozen
 
 
-@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut", "is_clipped"), every_nth(46, POINTS))
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut", "is_clipped"), every_nth(92, POINTS))
 def test_every_policy_equals_the_reference(
     weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], *, is_clipped: bool, tmp_path: Path
 ) -> None:
@@ -267,16 +268,23 @@ def test_a_tied_weight_is_frozen_everywhere_if_the_job_says_so(cut: tuple[int, .
     assert_same_bits(trained(tmp_path / "lowered"), run_reference(lowered.reference()))
 
 
-def decided_by_norms(what: Case, folder: Path, alpha: Fraction) -> tuple[dict[int, int], Any]:
+def decided_by_norms(
+    what: Case, folder: Path, alpha: Fraction, others: tuple[int, ...] = ()
+) -> tuple[dict[int, int], Any]:
     """Clock → F, and the reference run: decisions from the gradients of the reference alone.
 
-    They are found one after the other: each is made of minibatches that only earlier ones have a part in.
+    They are found one after the other: each is made of minibatches that only earlier ones have a part in. The norms in
+    the history are those of the reference. `others` are further clocks with a barrier.
     """
+    recorded = {
+        (line["clock"], line["vw"]): dict(zip(line["layers"], line["squares"], strict=True))
+        for line in decisions(folder, "norms")
+    }
     of, clocks = levels(what), sorted({line["clock"] for line in decisions(folder, "norms")})
     found: dict[int, int] = {0: what.freeze.get("layers", 0)}
     for clock in clocks:
         chosen = {at: of[frozen] for at, frozen in found.items()}
-        extra = tuple(other for other in clocks if other not in found)
+        extra = (*others, *(other for other in clocks if other not in found))
         result = run_reference(what.reference(frozen=chosen, extra_barriers=extra))
         before, totals = found[max(found)], dict[int, float]()
         for vw in range(what.workers):
@@ -289,12 +297,14 @@ def decided_by_norms(what: Case, folder: Path, alpha: Fraction) -> tuple[dict[in
             for (owner, p), record in sorted(result.minibatches.items()):
                 if owner == vw and (p - 1) // what.wave == max(waves, default=None):
                     own = {layer: own.get(layer, 0.0) + square for layer, square in record.squares.items()}
+            assert recorded.get((clock, vw), {}) == own
             totals = {layer: totals.get(layer, 0.0) + square for layer, square in own.items()}
         layers = sorted(totals)
         bound = int(before + alpha * (len(of) - before))
         least = layers.index(min(layers, key=lambda layer: totals[layer]))
         found[clock] = max(before, min(bound, before + least))
-    return found, run_reference(what.reference(frozen={at: of[frozen] for at, frozen in found.items()}))
+    frozen = {at: of[frozen] for at, frozen in found.items()}
+    return found, run_reference(what.reference(frozen=frozen, extra_barriers=others))
 
 
 @pytest.mark.parametrize(
@@ -345,6 +355,51 @@ def test_norms_of_gradients_decide_what_freezes(what: Case, tmp_path: Path, monk
     script = script_of(read_decisions(tmp_path))
     lines = tuple((line.at.clock, line.layers) for line in script if isinstance(line, FreezeLine))
     assert lines == tuple((b, found[b]) for a, b in itertools.pairwise(found) if found[b] > found[a])
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        Case(
+            stages=[[2, 3]] * 2,
+            wave=3,
+            minibatches=72,
+            weights="vertical",
+            optimizer=dict(ADAMW),
+            freeze={"waves": 6, "alpha": "1/2"},
+        ),
+        pytest.param(
+            Case(
+                workers=1,
+                stages=[[2, 3]],
+                wave=3,
+                minibatches=72,
+                kind="none",
+                weights="vertical",
+                optimizer=dict(ADAMW),
+                max_norm=0.5,
+                freeze={"waves": 6, "alpha": "1/2"},
+            ),
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["workers", "one"],
+)
+def test_norms_decide_the_same_while_an_operator_moves_layers(
+    what: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each move has a barrier, at which no norms decide unless that was planned; later ones are of the new cut."""
+    monkeypatch.setattr(tally, "REPORT_SECONDS", 0.0)
+    asked = [(1, 0, (3, 2)), (7, 0, (1, 4))]
+    run(what, tmp_path, coordinate=Operator(*asked, live=False).hear)
+    plans = cuts_in_force(tmp_path)
+    assert [cuts[0] for cuts in plans.values()] == [(3, 2), (1, 4)]
+    decided = {line["clock"] for line in decisions(tmp_path, "norms")}
+    assert decided == {6, 12, 18}, "nothing is decided where the run ends"
+    found, expected = decided_by_norms(what, tmp_path, Fraction(1, 2), tuple(set(plans) - decided))
+    frozen = {line["clock"]: line["frozen"] for line in decisions(tmp_path, "freeze")}
+    assert all(frozen.get(clock, 0) == count for clock, count in found.items())
+    assert_same_bits(trained(tmp_path), expected)
 
 
 def cuts_in_force(folder: Path) -> dict[int, dict[int, tuple[int, ...]]]:

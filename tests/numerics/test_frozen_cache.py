@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from hetpipe.checker import Kind, check_run
+from hetpipe.values.ids import StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES
+from hetpipe.values.run import StageProgress, StageReport
 from tests import models
 from tests.checker.cache_corruptions import CACHE_CORRUPTIONS, SAMPLE_CORRUPTIONS, Lines
 from tests.histories import whole_lines
@@ -54,6 +56,18 @@ def assert_cached(what: Case, folder: Path, **options: Any) -> list[dict[str, An
     return crossings(folder)
 
 
+class Heard:
+    """Why stages keep nothing more, as they report."""
+
+    def __init__(self) -> None:
+        self.reasons = set[str]()
+
+    def hear(self, vw: VirtualWorkerIndex, stage: StageIndex, report: StageReport) -> None:
+        del vw, stage
+        if isinstance(report, StageProgress) and report.cache is not None:
+            self.reasons.add(report.cache.stopped)
+
+
 def scheduled(weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], **changes: Any) -> Case:
     """Virtual workers cut alike, with more layers frozen from epoch to epoch."""
     workers = 1 if kind == "none" else 2
@@ -72,7 +86,7 @@ def scheduled(weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], **c
     )
 
 
-@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), every_nth(23, POINTS))
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), every_nth(46, POINTS))
 def test_every_policy_equals_the_reference(
     weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -165,9 +179,11 @@ def test_a_cache_without_room_computes(tmp_path: Path) -> None:
         freeze={**ON, "cache_memory_bytes": 1000},
         reads=IN_ORDER,
     )
-    found = assert_cached(what, tmp_path)
+    heard = Heard()
+    found = assert_cached(what, tmp_path, coordinate=heard.hear)
     kept = sum(line["kept"] for line in found)
     assert 0 < kept < sum(line["computed"][0] < line["computed"][1] for line in found)
+    assert "there is no room in 1000 bytes of memory and 0 bytes of disk" in heard.reasons
 
 
 def test_layers_that_draw_in_evaluation_mode_are_computed_each_time(tmp_path: Path) -> None:
@@ -181,9 +197,12 @@ def test_layers_that_draw_in_evaluation_mode_are_computed_each_time(tmp_path: Pa
         freeze=ON,
         reads=IN_ORDER,
     )
-    found = assert_cached(what, tmp_path)
+    heard = Heard()
+    found = assert_cached(what, tmp_path, coordinate=heard.hear)
     assert found
     assert not any(line["read"] or line["kept"] for line in found)
+    drawing = "they draw random numbers or write buffers, also in evaluation mode"
+    assert any(reason.endswith(drawing) for reason in heard.reasons)
 
 
 def test_auto_keeps_nothing_that_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +216,11 @@ def test_auto_keeps_nothing_that_does_not_pay(tmp_path: Path, monkeypatch: pytes
         freeze={**SCHEDULE, "cache": "auto"},
         reads=IN_ORDER,
     )
-    found = assert_cached(what, tmp_path)
+    heard = Heard()
+    found = assert_cached(what, tmp_path, coordinate=heard.hear)
     assert found
     assert not any(line["read"] or line["kept"] for line in found)
+    assert any(reason.startswith("it would not pay: a minibatch takes ") for reason in heard.reasons)
     assert any(line["units"] for line in found)
     assert not any(line["units"] for line in found if line["p"] > 4 * 3), "nobody asks any more"
 
@@ -223,7 +244,7 @@ def test_auto_keeps_what_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sorted(read) == [*range(11, 17), *range(17, 33)]
 
 
-@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), every_nth(5, POINTS[::4]))
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), every_nth(12, POINTS[::4]))
 def test_shuffled_samples_equal_the_reference(
     weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -317,7 +338,9 @@ def test_auto_stops_where_no_minibatch_comes_back(tmp_path: Path, monkeypatch: p
     """Augmented samples are kept in the first pass; after the second, which reads none of them, none any more."""
     monkeypatch.setattr("hetpipe.pipeline.frozen_prefix.pays", lambda _costs, passes: passes > 0)
     what = shuffled(data="augmented32", loss="distance", freeze={"layers": 2, "cache": "auto"}, epochs=5)
-    run(what, tmp_path)
+    heard = Heard()
+    run(what, tmp_path, coordinate=heard.hear)
+    assert any("the data change from pass to pass" in reason for reason in heard.reasons)
     found = crossings(tmp_path)
     assert not any(line["read"] for line in found)
     kept = [sum(line["kept"] for line in found if 4 * epoch < line["p"] <= 4 * epoch + 4) for epoch in range(5)]

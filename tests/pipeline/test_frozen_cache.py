@@ -71,13 +71,17 @@ def test_what_is_dropped_makes_room(tmp_path: Path) -> None:
 
 def test_disk_is_behind_memory_and_both_have_an_end(tmp_path: Path) -> None:
     cache, kept = FrozenCache(folders(tmp_path, memory=5000, disk=5000), 1), (torch.zeros(1000),)
-    assert [cache.keep(1, unit, kept) for unit in (UNIT, OTHER, THIRD)] == [True, True, False]
+    assert [cache.keep(1, unit, kept) for unit in (UNIT, OTHER)] == [True, True]
+    assert cache.refused == ""
+    assert not cache.keep(1, THIRD, kept)
+    assert cache.refused == "there is no room in 4.88 KiB of memory and 4.88 KiB of disk"
     assert cache.used.memory == cache.used.disk
     assert_equal(cache.read(1, OTHER), kept)
     assert cache.read(1, THIRD) is None
     cache.drop(1, [OTHER])
     assert cache.used.disk == 0
     assert cache.keep(1, THIRD, kept)
+    assert cache.refused == ""
 
 
 def test_a_full_file_system_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +100,24 @@ def test_a_full_file_system_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     assert cache.used.disk
     full.add("disk")
     assert not cache.keep(1, OTHER, kept)
+    assert cache.refused == f"{tmp_path}: No space left on device"
     assert cache.read(1, OTHER) is None
     assert_equal(cache.read(1, UNIT), kept)
+
+
+def test_what_cannot_be_counted_or_read_is_not_cached(tmp_path: Path) -> None:
+    cache, kept = FrozenCache(folders(tmp_path), 1), (torch.zeros(1000),)
+    assert cache.keep(1, UNIT, kept)
+    used = tmp_path / "memory" / "used"
+    used.unlink()
+    used.mkdir()
+    assert not cache.keep(1, OTHER, kept)
+    assert "Is a directory" in cache.refused
+    assert cache.used == CacheBytes(0, 0)
+    cache.drop(1, [UNIT])
+    (tmp_path / "memory" / "1" / "1" / UNIT.hex()).mkdir()
+    assert cache.read(1, UNIT) is None
+    assert cache.read_samples(1, [UNIT]) is None
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path: Path) -> None:

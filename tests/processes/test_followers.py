@@ -155,9 +155,8 @@ def test_a_job_without_room_is_pending_until_there_is_and_can_be_cancelled(servi
     holder = services.client.invoke(GET_STATUS, GetStatusRequest()).job_id
     second = Submit(services, tmp_path / "second", job_of(short, **SHORT))
     second.wait_for("state=pending")
-    assert (
-        f"1st in the queue; needs 2 devices, one per stage, and 0 of 2 are free (job {holder} holds 2)" in second.said()
-    )
+    needs = f"needs 2 devices, one per stage, and 0 of 2 are free (job {holder} holds 2)"
+    assert f"1st in the queue, priority 0; {needs}" in second.said()
     third = Submit(services, tmp_path / "third", job_of(short, **SHORT))
     third.wait_for("2nd in the queue")
     waiting = services.client.invoke(GET_STATUS, GetStatusRequest())

@@ -55,6 +55,7 @@ def test_the_data_is_the_points() -> None:
         "x": "minibatches",
         "y": "loss",
         "log": False,
+        "steps": False,
         "lines": [
             {
                 "name": "wave",

@@ -107,6 +107,7 @@ def test_it_says_what_the_screen_says(equal_mix: str) -> None:
         assert one.reason in text
     assert "virtual worker 3: n2/3, n3/3, n1/3, n0/3" in text
     assert "~50.5 ms" in text
+    assert ">VWs 0–3<" in equal_mix, "whole, above the picture of the cuts"
     assert len(Page(equal_mix).of_class("longest")) == 1
 
 

@@ -18,9 +18,11 @@ from hetpipe.runs.run_folder import RunFolder, RunRecord
 from hetpipe.values.conditions import ConditionKind
 from hetpipe.values.events import (
     ConditionRaised,
+    JobState,
     JobStatus,
     ProcessStatus,
     ProgressTable,
+    QueuePlace,
     StageRow,
     Straggling,
     WorkerLost,
@@ -83,28 +85,28 @@ def plan_of(num_workers: int, num_stages: int = 2) -> Plan:
     return Plan(JobId("small-1"), Term(1), workers, (), 2)
 
 
-def planned(path: Path, *, num_workers: int = 2, start: int = 0) -> None:
-    """What the coordinator writes before training."""
+def planned(path: Path, *, num_workers: int = 2, start: int = 0, num_samples: int = 640) -> None:
+    """What the coordinator writes before training on `num_samples` samples an epoch."""
     path.mkdir(exist_ok=True)
     (path / "plan.json").write_text(to_json(Plan, plan_of(num_workers)))
     begun = {"clock": start // 8, "epoch": 0, "used": [], "minibatches": start, "samples": 4 * start}
-    (path / "facts.json").write_text(json.dumps({"num_samples": 120, "eval_samples": 46, "start": begun}))
+    (path / "facts.json").write_text(json.dumps({"num_samples": num_samples, "eval_samples": 46, "start": begun}))
 
 
-def trained(path: Path, *, num_workers: int = 2, waves: int = 40, first: int = 0) -> None:
-    """Metrics and the clock shard's history of training."""
+def trained(path: Path, *, num_workers: int = 2, waves: int = 40, first: int = 0, worse: float = 0.0) -> None:
+    """Metrics and the clock shard's history of training; its loss ends worse than else by `worse`."""
     (path / "metrics").mkdir(exist_ok=True)
     (path / "history").mkdir(exist_ok=True)
     for vw in range(num_workers):
-        lines = [wave_line(vw, wave) for wave in range(first, first + waves)]
+        lines = [wave_line(vw, wave, worse=worse * (wave - first) / waves) for wave in range(first, first + waves)]
         metrics_path(path, vw).write_bytes(b"".join(lines))
     commits = [commit_line(vw, wave) for wave in range(first, first + waves) for vw in range(num_workers)]
     clock_shard_file(path).write_bytes(b"".join(sorted(commits)))
 
 
-def wave_line(vw: int, wave: int) -> bytes:
+def wave_line(vw: int, wave: int, *, worse: float = 0.0) -> bytes:
     """A line of `metrics/vw-V.jsonl`: four minibatches, with a loss that falls."""
-    loss = 2.3 * math.exp(-wave / 60) + 0.1 + 0.05 * math.sin(wave * 1.7 + vw)
+    loss = 2.3 * math.exp(-wave / 60) + 0.1 + 0.05 * math.sin(wave * 1.7 + vw) + worse
     return (
         b'{"t":%.6f,"wave":%d,"p":%d,"minibatches":4,"samples":16,"weight":16,"loss":%.9f,"learning_rate":0.1,'
         b'"gradient_norm":null,"max_norm":null,"losses":{}}\n'
@@ -120,11 +122,11 @@ def commit_line(vw: int, wave: int) -> bytes:
     )
 
 
-def evaluated(path: Path, *minibatches: int, rewinds: int = 0, name: str = "accuracy") -> None:
+def evaluated(path: Path, *minibatches: int, rewinds: int = 0, name: str = "accuracy", worse: float = 0.0) -> None:
     """Evaluations at these numbers of minibatches."""
     with (path / "evaluations.jsonl").open("a") as lines:
         for at in minibatches:
-            values = {"loss": 2.0 * math.exp(-at / 400) + 0.15, name: 1 - 0.7 * math.exp(-at / 200)}
+            values = {"loss": 2.0 * math.exp(-at / 400) + 0.15 + worse, name: 1 - 0.7 * math.exp(-at / 200) - worse}
             told = {
                 "t": "2026-11-28T05:42:13Z",
                 "epoch": 1,
@@ -141,7 +143,14 @@ def evaluated(path: Path, *minibatches: int, rewinds: int = 0, name: str = "accu
 
 def ended(path: Path, state: str = "finished", **values: Any) -> None:
     """The result of the command line."""
-    RunFolder(path).write_result(state, {**RESULT, "run_dir": str(path), **values})
+    RunFolder(path).write_result(state, {**RESULT, "samples": 1280, "run_dir": str(path), **values})
+
+
+def pending_status(run_dir: Path) -> JobStatus:
+    """What the coordinator says of a run that waits for devices."""
+    needs = "needs 4 devices, one per stage, and 0 of 4 are free (job other-1 holds 4)"
+    running = running_status(str(run_dir))
+    return replace(running, state=JobState.PENDING, processes=(), clocks=None, queue=QueuePlace(2, needs, 5))
 
 
 def finished(runs_dir: Path, name: str, *, started: float = STARTED, num_workers: int = 2, **job: Any) -> Path:
@@ -169,13 +178,14 @@ def failed(runs_dir: Path, name: str, sentence: str, *, started: float = STARTED
 def rewound(runs_dir: Path, name: str) -> Path:
     """A run of 160 minibatches that went back to 80, and then on to 240."""
     path = run_in(runs_dir, name)
-    planned(path)
-    trained(path, waves=20)
-    evaluated(path, 80, 160)
-    planned(path / "rewind-1", start=80)
+    planned(path, num_samples=480)
+    trained(path, waves=20, worse=0.4)
+    evaluated(path, 80)
+    evaluated(path, 160, worse=0.2)
+    planned(path / "rewind-1", start=80, num_samples=480)
     trained(path / "rewind-1", waves=20, first=10)
     evaluated(path, 160, 240, rewinds=1)
-    ended(path, rewinds=1)
+    ended(path, rewinds=1, samples=640)
     return path
 
 
@@ -216,7 +226,7 @@ def status_of(run_dir: Path, num_workers: int = 2) -> JobStatus:
         for row in whole.rows
     )
     slow = (Straggling(VirtualWorkerIndex(0), StageIndex(1), 2.4),)
-    progress = replace(whole, rows=rows, slow=slow, straggler=VirtualWorkerIndex(0), samples=150, total_samples=240)
+    progress = replace(whole, rows=rows, slow=slow, straggler=VirtualWorkerIndex(0), samples=800, total_samples=1280)
     clocks_now = replace(snapshot(*clocks), published=Clock(20))
     return replace(running_status(str(run_dir)), processes=processes, progress=progress, clocks=clocks_now)
 

@@ -71,7 +71,7 @@ def test_the_list_has_running_runs_first_then_the_newest(tmp_path: Path) -> None
     assert "1 running, 1 failed, 1 finished" in shown or "1 failed, 1 finished, 1 running" in shown
     assert re.search(r"live running 62\.5 % 1\.1100 300 tests\.models:mlp32", shown), shown
     assert re.search(r"broken failed – – – tests\.models:mlp32", shown), shown
-    assert re.search(r"old finished 38\.3 % 1\.1000 184 ", shown), shown
+    assert re.search(r"old finished 100\.0 % 1\.1000 184 ", shown), shown
 
 
 def test_a_run_that_trains_is_shown_as_its_coordinator_tells(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_run_that_trains_is_shown_as_its_coordinator_tells(tmp_path: Path) -> 
     folders.trained(live)
     client = client_of(tmp_path, FakeCoordinator(status=folders.status_of(live)))
     text, shown = text_of(client, "/runs/live"), words_of(client, "/runs/live")
-    for words in ("62.5 % · 150 of 240 samples", "node-0/0", "layers 0–2", "0 of 2", "the others mostly wait for it"):
+    for words in ("62.5 % · 800 of 1280 samples", "node-0/0", "layers 0–2", "0 of 2", "the others mostly wait for it"):
         assert words in shown, words
     assert "stage 1 of virtual worker 0 takes 2.4 times as long as planned" in shown
     assert "next barrier 9 (epoch)" in shown
@@ -141,13 +141,31 @@ def test_a_failed_run_says_why_first(tmp_path: Path) -> None:
     shown = Page(text_of(client_of(tmp_path), "/runs/broken")).text
     assert shown.index("ran out of memory") < shown.index("Curves")
     assert re.search(r"training loss\s*\d\.\d{4}", shown), "its result has none; its curve has"
+    assert "30.0 % · 384 of 1280 samples" in shown
+    words = words_of(client_of(tmp_path), "/runs/broken")
+    assert "0 n0/0 layers 0–1 n0/1 layers 2–3 12 – –" in words, "its clock"
+    assert "allowed distance 2" in words
+
+
+def test_a_pending_run_has_its_place_and_its_priority(tmp_path: Path) -> None:
+    path = folders.run_in(tmp_path, "later", local=False)
+    client = client_of(tmp_path, FakeCoordinator(status=folders.pending_status(path)))
+    assert "later pending 2nd in the queue, priority 5 – –" in words_of(client, "/")
+    assert "2nd in the queue, priority 5; needs 4 devices" in words_of(client, "/runs/later")
+
+
+def test_a_finished_run_says_how_its_weights_are_exported(tmp_path: Path) -> None:
+    path = folders.finished(tmp_path, "old")
+    assert f"hetpipe export {path} model.safetensors" in words_of(client_of(tmp_path), "/runs/old")
 
 
 def test_a_run_without_anything_yet(tmp_path: Path) -> None:
     folders.run_in(tmp_path, "new")
     shown = Page(text_of(client_of(tmp_path), "/runs/new")).text
-    for words in ("No wave has been trained.", "There is no plan.", "No clock was published."):
+    for words in ("No wave has been trained.", "There is no plan."):
         assert words in shown
+    for heading in ("Clocks", "Plan and measured", "Logs"):
+        assert heading not in shown, "it would have nothing below it"
 
 
 def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
@@ -168,6 +186,24 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     for wrong in ("/compare", "/compare?run=a", "/compare?" + "&".join(f"run={n}" for n in range(MOST_COMPARED + 1))):
         assert client_of(tmp_path).get(wrong).status_code == 400
     assert client_of(tmp_path).get("/compare?run=a&run=gone").status_code == 404
+
+
+def test_the_runs_of_a_comparison_are_there(tmp_path: Path) -> None:
+    folders.finished(tmp_path, "alone")
+    comparison = tmp_path / "compare-small"
+    for name in ("wave-seed-0", "stash-seed-0"):
+        folders.finished(comparison, name)
+    folders.finished(comparison / "folder", "too-deep")
+    client = client_of(tmp_path)
+    names = {"alone", "compare-small/wave-seed-0", "compare-small/stash-seed-0"}
+    assert set(re.findall(r'href="/runs/([^"]+)"', text_of(client, "/"))) == names
+    address = "/runs/compare-small/wave-seed-0"
+    assert f'href="{address}/logs/coordinator.log"' in text_of(client, address)
+    assert "worker_lost" in text_of(client, f"{address}/logs/coordinator.log")
+    assert [name for name, _ in events_of(client, f"{address}/events")] == ["parts", "over"]
+    shown = words_of(client, "/compare?run=compare-small/wave-seed-0&run=compare-small/stash-seed-0")
+    assert "compare-small/stash-seed-0 finished" in shown
+    assert "wave-seed-0 finished" in words_of(client_of(comparison), "/")
 
 
 def test_changes_of_a_run_are_sent_until_it_has_ended(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def _cached(cache: CacheTotals) -> list[str]:
     if not cache.computed:
         return []
     read = f"{count(cache.reads, 'minibatch', 'minibatches')} read ({bytes_text(cache.read_bytes)})"
-    return [f"cached:  {read}, {cache.computed} computed by stages with frozen layers"]
+    stopped = f"; nothing more was kept: {cache.stopped}" if cache.stopped else ""
+    return [f"cached:  {read}, {cache.computed} computed by stages with frozen layers{stopped}"]
 
 
 def _deaths(deaths: Mapping[int, int]) -> list[str]:

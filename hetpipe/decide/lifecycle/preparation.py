@@ -115,7 +115,7 @@ class JobPreparation:
     def queue_again(self, lacks: str) -> None:
         """Release all claims: there is no work yet that would be lost."""
         self.agents, self.shards, self._inspections, self._survey = (), (), None, None
-        self.place = QueuePlace(1, lacks)
+        self.place = QueuePlace(1, lacks, self.job.priority)
 
     def renew(self, known: Mapping[MemberId, MemberInfo]) -> None:
         """Update the registrations of members, by name: their addresses may have changed."""
@@ -176,7 +176,7 @@ class JobPreparation:
             lacks = f"{lacks}; job {turn.behind} goes first" if lacks else f"job {turn.behind} goes first"
         if lacks:
             is_new = self.place is None
-            self.place = QueuePlace(turn.position, lacks)
+            self.place = QueuePlace(turn.position, lacks, self.job.priority)
             return [JobStep.CLUSTER_LACKS] if is_new else []
         self.place = None
         self.agents = claim_devices(num_devices_wanted(self.job), cluster.agents)

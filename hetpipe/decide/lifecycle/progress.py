@@ -72,13 +72,15 @@ def _continued_use(use: CacheUse | None, before: CacheUse | None) -> CacheUse | 
         computed=use.computed + before.computed,
         read_bytes=use.read_bytes + before.read_bytes,
         kept_bytes=use.kept_bytes,
+        stopped=use.stopped,
     )
 
 
 def cache_use(reports: Mapping[StagePlace, StageProgress], plan: Plan) -> CacheUse | None:
     """Use of the caches behind frozen layers, summed over the stages; None where no stage uses one.
 
-    What a node keeps counts once, by the report of the stage that tells most.
+    What a node keeps counts once, by the report of the stage that tells most. Of several stages that keep nothing more,
+    the first one says why.
     """
     uses = {place: report.cache for place, report in reports.items() if report.cache is not None}
     kept: dict[AgentId, int] = {}
@@ -91,6 +93,14 @@ def cache_use(reports: Mapping[StagePlace, StageProgress], plan: Plan) -> CacheU
         computed=sum(use.computed for use in uses.values()),
         read_bytes=sum(use.read_bytes for use in uses.values()),
         kept_bytes=sum(kept.values()),
+        stopped=next(
+            (
+                f"stage {stage} of virtual worker {vw}: {uses[vw, stage].stopped}"
+                for vw, stage in sorted(uses)
+                if uses[vw, stage].stopped
+            ),
+            "",
+        ),
     )
     return found if uses else None
 
@@ -222,7 +232,7 @@ class ProgressBoard:
         return ProgressTable(
             rows=rows,
             running_seconds=self.running_seconds(now=now),
-            epoch=self._start.epoch + 1 if clocks is None else clocks.epoch,
+            epoch=self._epoch(clocks),
             samples=samples,
             total_samples=total,
             samples_per_second=rate,
@@ -232,6 +242,11 @@ class ProgressBoard:
             straggler=self._straggler(counting, now=now),
             cache=cache_use(self.reports, self.plan),
         )
+
+    def _epoch(self, clocks: ClockSnapshot | None) -> int:
+        """The epoch, from 1; at the end of the run its last one."""
+        epoch = self._start.epoch + 1 if clocks is None else clocks.epoch
+        return epoch if self._data.epochs is None else min(epoch, self._data.epochs)
 
     def _straggler(self, clocks: Mapping[VirtualWorkerIndex, Clock], *, now: float) -> VirtualWorkerIndex | None:
         """The virtual worker that is behind and does not wait, while all others mostly do."""

@@ -182,9 +182,9 @@ def _last_clock(record: FinishedRun, vw: VirtualWorkerIndex) -> Clock:
     return record.start.clock if report is None else report.clock
 
 
-def _cache(record: FinishedRun) -> dict[str, int]:
+def _cache(record: FinishedRun) -> dict[str, int | str]:
     use = cache_use(record.reports, record.plan) or CacheUse(0, 0, 0, 0)
-    return {"reads": use.reads, "computed": use.computed, "read_bytes": use.read_bytes}
+    return {"reads": use.reads, "computed": use.computed, "read_bytes": use.read_bytes, "stopped": use.stopped}
 
 
 def _waiting_seconds(record: FinishedRun, vw: VirtualWorkerIndex) -> float:

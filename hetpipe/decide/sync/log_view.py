@@ -34,6 +34,11 @@ def without_implied(records: Sequence[Record]) -> tuple[Record, ...]:
     return tuple(reversed(needed))
 
 
+def only_commits(records: Sequence[Record]) -> bool:
+    """Whether a stage does nothing upon these records: they only tell who is behind."""
+    return all(isinstance(record, CommitRecord) for record in records)
+
+
 def is_counted(
     records: Sequence[Record], vw: VirtualWorkerIndex, incarnation: Incarnation, *, before: bool | None
 ) -> bool | None:

@@ -334,16 +334,18 @@ class StageProgress(_message.Message):
     def __init__(self, minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., clock: _Optional[int] = ..., published: _Optional[int] = ..., loss: _Optional[float] = ..., first_loss: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., pushed_bytes: _Optional[int] = ..., pulled_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., first_losses: _Optional[_Mapping[str, float]] = ..., loss_scale: _Optional[float] = ..., skipped_updates: _Optional[int] = ..., memory: _Optional[_Iterable[str]] = ..., cache: _Optional[_Union[CacheUse, _Mapping]] = ...) -> None: ...
 
 class CacheUse(_message.Message):
-    __slots__ = ("reads", "computed", "read_bytes", "kept_bytes")
+    __slots__ = ("reads", "computed", "read_bytes", "kept_bytes", "stopped")
     READS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     reads: int
     computed: int
     read_bytes: int
     kept_bytes: int
-    def __init__(self, reads: _Optional[int] = ..., computed: _Optional[int] = ..., read_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
+    stopped: str
+    def __init__(self, reads: _Optional[int] = ..., computed: _Optional[int] = ..., read_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., stopped: _Optional[str] = ...) -> None: ...
 
 class StageWaiting(_message.Message):
     __slots__ = ("sentence", "seconds")
@@ -750,12 +752,14 @@ class WorkerStatus(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., deaths: _Optional[int] = ..., state: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class QueuePlace(_message.Message):
-    __slots__ = ("position", "reason")
+    __slots__ = ("position", "reason", "priority")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     position: int
     reason: str
-    def __init__(self, position: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, position: _Optional[int] = ..., reason: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class StateChanged(_message.Message):
     __slots__ = ("state", "remark")

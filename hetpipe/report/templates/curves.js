@@ -13,6 +13,9 @@
   // A canvas knows no variables of the style sheet: they are read whenever something is drawn.
   const colour = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 
+  // Whole numbers are marked at whole numbers only.
+  const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
+
   const axis = (label, size, space) => ({
     label,
     size,
@@ -53,7 +56,7 @@
     const label = (index, at) => {
       const line = chart.lines[index];
       const own = at === null ? line.x.length - 1 : line.x.indexOf(data[0][at]);
-      const value = (column) => measured.format(column[own]);
+      const value = (column) => (chart.steps ? tick : measured).format(column[own]);
       const mean = { [chart.x]: place.format(line.x[own]), [hasBands ? "mean" : "value"]: value(line.mean) };
       return hasBands ? { ...mean, least: value(line.least ?? line.mean), most: value(line.most ?? line.mean) } : mean;
     };
@@ -69,6 +72,7 @@
         label: line.name,
         stroke: ink,
         width: 2,
+        ...(chart.steps && { paths: uPlot.paths.stepped({ align: 1 }) }),
         points: { size: 5, width: 0, fill: ink },
         values: (_, __, at) => label(index, at),
       });
@@ -99,7 +103,7 @@
         series,
         bands,
         scales: { x: { time: false, range: fromZero }, y: chart.log ? { distr: 3, range: logRange } : {} },
-        axes: [axis(chart.x, 30, 50), axis(chart.y, 52, 24)],
+        axes: [axis(chart.x, 30, 50), { ...axis(chart.y, 52, 24), ...(chart.steps && { incrs: WHOLE }) }],
         cursor: {
           sync: { key: chart.x },
           points: { size: (_, index) => (meanOf[index] === index ? 8 : 0), fill: css },

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hetpipe.decide.elastic.caching import CacheFolders, allowed_bytes
+from hetpipe.decide.elastic.caching import CacheBytes, CacheFolders, allowed_bytes
 from hetpipe.job.file import Job
 from hetpipe.observe.log import get_logger
 from hetpipe.server.agent.private_folder import PrivateFolder
@@ -37,35 +37,40 @@ class FrozenCaches:
         """Make folders below these; disk: None: the system's temporary folder."""
         self._roots = (memory, disk or Path(tempfile.gettempdir()))
         self._lock = threading.Lock()
-        self._folders: dict[JobId, tuple[PrivateFolder, PrivateFolder]] = {}
+        self._folders: dict[JobId, tuple[PrivateFolder | None, ...]] = {}
 
     def environment(self, job_id: JobId, job: Mapping[str, Any]) -> dict[str, str]:
-        """The variable for a stage of a job; none if it caches nothing, or if there is no room for folders."""
+        """The variable for a stage of a job; none if it caches nothing. A folder that cannot be made is left out."""
         if not _may_cache(job):
             return {}
         with self._lock:
             if job_id not in self._folders:
-                try:
-                    memory, disk = self._roots
-                    self._folders[job_id] = (PrivateFolder(_PREFIX, memory), PrivateFolder(_PREFIX, disk))
-                except OSError as error:
-                    _log.warning(
-                        "no_frozen_cache", job=job_id, reason=str(error), consequence="frozen layers always compute"
-                    )
-                    return {}
-            return {CACHE_VARIABLE: json.dumps([str(folder.path) for folder in self._folders[job_id]])}
+                self._folders[job_id] = tuple(_made_below(root, job_id) for root in self._roots)
+            paths = [None if folder is None else str(folder.path) for folder in self._folders[job_id]]
+            return {CACHE_VARIABLE: json.dumps(paths)} if any(paths) else {}
 
     def remove(self, job_id: JobId) -> None:
         """Remove the folders of a job, if there are any; what stages have mapped stays readable to them."""
         with self._lock:
             folders = self._folders.pop(job_id, ())
         for folder in folders:
-            folder.close()
+            if folder is not None:
+                folder.close()
 
     def close(self) -> None:
         """Remove all folders."""
         for job_id in list(self._folders):
             self.remove(job_id)
+
+
+def _made_below(root: Path, job_id: JobId) -> PrivateFolder | None:
+    try:
+        return PrivateFolder(_PREFIX, root)
+    except OSError as error:
+        _log.warning(
+            "no_frozen_cache", job=job_id, reason=str(error), consequence=f"frozen layers are not cached in {root}"
+        )
+        return None
 
 
 def _may_cache(job: Mapping[str, Any]) -> bool:
@@ -77,9 +82,11 @@ def _may_cache(job: Mapping[str, Any]) -> bool:
 
 
 def cache_folders(environment: Mapping[str, str], job: Job) -> CacheFolders | None:
-    """What the agent gave to this stage process; None if that is nothing."""
+    """What the agent gave to this stage process; None if that is nothing. If it made one folder, only that counts."""
     given = environment.get(CACHE_VARIABLE)
     if not given:
         return None
-    memory, disk = map(Path, json.loads(given))
-    return CacheFolders(memory, disk, allowed_bytes(job))
+    memory, disk = json.loads(given)
+    allowed = allowed_bytes(job)
+    counted = CacheBytes(allowed.memory if memory else 0, allowed.disk if disk else 0)
+    return CacheFolders(Path(memory or disk), Path(disk or memory), counted)

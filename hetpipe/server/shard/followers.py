@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import grpc
 
 from hetpipe.clock import Clock as TimeSource
-from hetpipe.decide.sync.log_view import without_implied
+from hetpipe.decide.sync.log_view import only_commits, without_implied
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.values.bounds import MAX_SHARDS, MAX_STAGES
 from hetpipe.values.requests import Requester
@@ -15,8 +17,11 @@ from hetpipe.wire.feeds import Feeds, Outlet
 #: Feeds of one job that may follow its log at a time.
 MAX_FOLLOWERS = MAX_SHARDS + MAX_STAGES
 
-#: Maximum delay of commits for followers that batch them, and of the end of an evicted follower's feed.
+#: Maximum delay of the end of an evicted follower's feed; and of commits for followers that batch them, in a job of at
+#: most so many virtual workers, and in proportion for more. Commits only name who is behind, and each goes to every
+#: stage: a stage reads no more of them per second, however many virtual workers there are.
 GATHER_SECONDS = 1.0
+GATHERED_WORKERS = 20
 
 #: Delay of commits for shards, unless a clock waits for them, and messages to all shards together: many virtual workers
 #: commit at about the same time, and each message costs both ends a fraction of a millisecond.
@@ -29,6 +34,7 @@ class Followers:
 
     def __init__(self, own: ClockShard, clock: TimeSource) -> None:
         self._own = own
+        self._clock = clock
         #: Feeds of shards are reserved: stages cannot use them up.
         self._shards: Feeds[LogRecords] = Feeds(
             limit=MAX_SHARDS,
@@ -73,19 +79,24 @@ class Followers:
             StaleIncarnation: the stage's incarnation is over; it ends the feed if it is over later.
             StaleTerm, ProtocolViolation: it belongs to another run, or the records do not exist.
         """
-        position = start
+        position, told_at = start, -math.inf
 
         def take() -> LogRecords | None:
-            nonlocal position
+            nonlocal position, told_at
             if who is not None:
                 self._own.check_follower(who)
-            batch = self._batch(position, gathered=gathered)
-            if batch is not None:
-                position = batch.records[-1].index + 1
+            batch, now = self._batch(position, gathered=gathered), self._clock.monotonic()
+            if batch is None or (gathered and now < told_at + self._gather_seconds and only_commits(batch.records)):
+                return None
+            position, told_at = batch.records[-1].index + 1, now
             return batch
 
         feeds = self._stages if gathered or who is not None else self._shards
         feeds.open(context, outlet, take, key=who)
+
+    @property
+    def _gather_seconds(self) -> float:
+        return GATHER_SECONDS * max(1.0, self._own.num_members / GATHERED_WORKERS)
 
     def _batch(self, start: int, *, gathered: bool) -> LogRecords | None:
         """The records from `start`; None if there are none yet. Called with the log's lock held."""

@@ -129,8 +129,8 @@ class TestAsIfNothingHadBeen:
         assert host is not None
         assert host.machine.state is JobState.PENDING
         assert str(host.machine.queue_place) == (
-            f"1st in the queue; waits for the parameter servers to report what job {JOB_ID} uses, which continues "
-            "without a coordinator"
+            f"1st in the queue, priority 0; waits for the parameter servers to report what job {JOB_ID} uses, which "
+            "continues without a coordinator"
         )
         with pytest.raises(Unavailable, match="retry in a few seconds"):
             succession.coordinator.free_devices()

@@ -383,7 +383,7 @@ class TestWaits:
         driver.wait(6.0)
 
         place = (
-            "1st in the queue; needs 4 devices, one per stage, more than the 1 registered agent has (2): "
+            "1st in the queue, priority 0; needs 4 devices, one per stage, more than the 1 registered agent has (2): "
             "start more agents, or stop this job, and needs 2 parameter servers, 1 registered: start 1 more"
         )
         assert [(event.state, event.remark) for event in driver.events(StateChanged)] == [(JobState.PENDING, place)]
@@ -400,8 +400,8 @@ class TestWaits:
         driver.wait(1.0)
 
         needs = "needs 2 parameter servers, 1 registered: start 1 more"
-        assert driver.events(StateChanged)[0].remark == f"2nd in the queue; {needs}; job first-1 goes first"
-        assert driver.sentences() == [f"pending: 1st in the queue; {needs}"]
+        assert driver.events(StateChanged)[0].remark == f"2nd in the queue, priority 0; {needs}; job first-1 goes first"
+        assert driver.sentences() == [f"pending: 1st in the queue, priority 0; {needs}"]
         assert driver.machine.queue_place == QueuePlace(1, needs)
         driver.wait(10_000.0)
         assert driver.machine.state is JobState.PENDING, "no time is too long"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetpipe.decide.elastic.caching import CacheBytes
+from hetpipe.decide.elastic.caching import CacheBytes, allowed_bytes
 from hetpipe.job.file import Job
 from hetpipe.server.agent.frozen_caches import CACHE_VARIABLE, FrozenCaches, cache_folders
 from hetpipe.values.ids import JobId
@@ -56,8 +56,20 @@ def test_a_script_that_freezes_gets_them(tmp_path: Path) -> None:
     assert FrozenCaches(*roots(tmp_path)).environment(ONE, job)
 
 
-def test_without_a_folder_there_is_no_cache(tmp_path: Path) -> None:
-    assert FrozenCaches(tmp_path / "absent", tmp_path).environment(ONE, FREEZING) == {}
+def test_a_folder_that_cannot_be_made_leaves_the_other_one(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    job = Job(model="m:build", data={"train": "m:data"}, optimizer={"name": "SGD", "lr": 0.1}, epochs=1)
+    for memory, disk in ((tmp_path, absent), (absent, tmp_path)):
+        caches = FrozenCaches(memory, disk)
+        folders = cache_folders(caches.environment(ONE, FREEZING), job)
+        assert folders is not None
+        assert folders.memory == folders.disk
+        assert folders.memory.parent == tmp_path
+        allowed = allowed_bytes(job)
+        assert folders.allowed == CacheBytes(*((allowed.memory, 0) if memory == tmp_path else (0, allowed.disk)))
+        caches.close()
+    assert FrozenCaches(absent, absent).environment(ONE, FREEZING) == {}
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_stage_has_the_folders_of_its_agent_and_the_limits_of_its_job(tmp_path: Path) -> None:

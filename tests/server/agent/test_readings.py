@@ -68,7 +68,7 @@ class TestStage:
                 learning_rate=0.1,
                 loss_scale=4.0,
                 skipped_updates=1,
-                cache=CacheUse(1, 2, 3, 4),
+                cache=CacheUse(1, 2, 3, 4, "full"),
             )
         )
         found = sorted_by_family(told.readings(), "stage")

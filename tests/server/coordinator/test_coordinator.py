@@ -192,6 +192,7 @@ class TestJobs:
                 "waves": {},
                 "lineup": 0,
                 "inactive": [],
+                "fresh": [],
             },
             "layers": [layer.name for layer in model().layers],
         }
@@ -266,7 +267,7 @@ class TestJobs:
         cluster.train()
         cluster.wait(50.0)
         needs = f"needs 4 devices, one per stage, and 0 of 4 are free (job {first} holds 4)"
-        assert place(cluster, urgent) == QueuePlace(1, needs)
+        assert place(cluster, urgent) == QueuePlace(1, needs, 1)
         assert place(cluster, second) == QueuePlace(2, f"{needs}; job {urgent} goes first")
         cluster.finish(first)
         cluster.coordinator.tick()
@@ -360,6 +361,7 @@ class TestRestore:
             "waves": {},
             "lineup": 0,
             "inactive": [],
+            "fresh": [],
         }
 
     def test_a_checkpoint_that_is_none_fails_the_job(self, cluster: Cluster) -> None:

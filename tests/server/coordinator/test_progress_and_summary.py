@@ -84,6 +84,13 @@ class TestProgressBoard:
 
         assert rates == [20.0, 20.0, 4.0, 1.0]
 
+    def test_the_last_epoch_is_not_exceeded_at_the_end(self, board: ProgressBoard) -> None:
+        last = data_of(job(), model()).epochs
+        assert last is not None
+        for epoch, shown in ((last, last), (last + 1, last)):
+            now = replace(clocks(1, 1, samples=40), epoch=epoch)
+            assert board.table(now, states=BOTH, now=101.0).epoch == shown
+
     def test_time_left_is_what_is_left_at_the_rate(self, board: ProgressBoard) -> None:
         board.add(key(0, 1), progress(samples=10), now=102.0)
         board.add(key(1, 1), progress(samples=30), now=102.0)
@@ -107,9 +114,10 @@ class TestProgressBoard:
         assert board.table(None, states=BOTH, now=100.0).cache is None
         for vw in range(2):
             board.add(key(vw, 0), progress(cache=CacheUse(3, 2, 100, kept_bytes=60 + vw)), now=101.0)
-        board.add(key(0, 0, 1), progress(cache=CacheUse(5, 1, 10, kept_bytes=70)), now=102.0)
+        board.add(key(0, 0, 1), progress(cache=CacheUse(5, 1, 10, kept_bytes=70, stopped="full")), now=102.0)
 
-        assert board.table(None, states=BOTH, now=102.0).cache == CacheUse(11, 5, 210, kept_bytes=70)
+        stopped = "stage 0 of virtual worker 0: full"
+        assert board.table(None, states=BOTH, now=102.0).cache == CacheUse(11, 5, 210, kept_bytes=70, stopped=stopped)
 
     def test_each_stage_has_its_policies_and_its_memory(self, board: ProgressBoard) -> None:
         """Policies of a cut with another number of layers are those from before a move."""
@@ -259,7 +267,7 @@ class TestResult:
             "clocks": {"0": 6, "1": 5},
             "global_clock": 5,
             "bytes": {"pushed": 400, "pulled": 40},
-            "cache": {"reads": 12, "computed": 4, "read_bytes": 600},
+            "cache": {"reads": 12, "computed": 4, "read_bytes": 600, "stopped": ""},
             "waiting_seconds": {"0": 0.0, "1": 2.0},
             "idle_seconds": {"0": 5.0, "1": 25.0},
             "deaths": {"0": 0, "1": 2},

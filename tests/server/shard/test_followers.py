@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from queue import SimpleQueue
@@ -14,7 +14,7 @@ import torch
 
 from hetpipe.clock import SYSTEM_CLOCK
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
-from hetpipe.decide.sync.records import EvictRecord
+from hetpipe.decide.sync.records import CommitRecord, EvictRecord
 from hetpipe.errors import ProtocolViolation, StaleIncarnation, StaleTerm
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard import followers
@@ -27,6 +27,7 @@ from hetpipe.wire.feeds import Outlet
 from hetpipe.wire.server import Server, ServerConfig
 from hetpipe.wire.shard_client import connect_shard
 from tests.server.shard.builders import JOB, OneShard, requester, shard_config, slices_of
+from tests.support.fake_clock import FakeClock
 
 CONFIG = shard_config(slices_of([4]), stages=(1, 1, 1))
 EVICTED = VirtualWorkerIndex(1)
@@ -135,6 +136,41 @@ def test_shards_acknowledge_at_once_only_what_a_clock_may_wait_for() -> None:
         one.report(requester(vw), 0)
         assert arrived.get(timeout=5.0).acknowledge_later == later
     followers.close()
+
+
+def test_commits_alone_wait_the_longer_the_more_virtual_workers_there_are(
+    shard: OneShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Callable[[], LogRecords | None]] = []
+
+    class Asked:
+        """Feeds that the test asks."""
+
+        def __init__(self, **_: object) -> None:
+            """There are none."""
+
+        def open(self, _context: object, _outlet: object, take: Callable[[], LogRecords | None], **_: object) -> None:
+            taken.append(take)
+
+    monkeypatch.setattr(followers, "Feeds", Asked)
+    monkeypatch.setattr(followers, "GATHERED_WORKERS", 1)
+    clock = FakeClock()
+    Followers(shard.clock, clock).follow(
+        0, CONTEXT, Outlet(lambda _: None, lambda _: None), gathered=True, who=requester(0)
+    )
+    (take,) = taken
+    assert take() is not None
+    for vw in range(2):
+        clock.advance(1.4)
+        shard.push(requester(vw), 0, [torch.ones(4)])
+        shard.report(requester(vw), 0)
+        assert take() is None, "three virtual workers: three seconds"
+    clock.advance(0.2)
+    batch = take()
+    assert batch is not None
+    assert [record.vw for record in batch.records if isinstance(record, CommitRecord)] == [0, 1]
+    shard.clock.request_barrier("stop")
+    assert take() is not None, "what a stage acts on does not wait"
 
 
 def test_over_the_network() -> None:
