@@ -493,8 +493,8 @@ class ClockShard:
         self._file_decisions(record)
         if record.frozen:
             self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
-        if record.inactive or self._log.config.activations:
-            self._history.activate(clock=record.start, inactive=record.inactive)
+        if record.inactive or record.fresh or self._log.config.activations:
+            self._history.activate(clock=record.start, inactive=record.inactive, fresh=record.fresh)
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:
