@@ -101,3 +101,10 @@ def test_layers_without_time_are_no_limit() -> None:
 
     assert upper_bound(jobs) == math.inf
     assert most_workers(jobs.costs, ["V"], [3], TICKS_PER_MS) == 3
+
+
+def test_layers_of_few_ticks() -> None:
+    """Of 3 ticks each: one virtual worker of two devices, or two of one."""
+    jobs = jobs_for(chain([3 / TICKS_PER_MS] * 2, {"V": 1.0}, batch_size=1), cluster_of(["VV"], gib=GIB))
+
+    assert upper_bound(jobs) == pytest.approx(1000 * TICKS_PER_MS / 3, rel=1e-3)

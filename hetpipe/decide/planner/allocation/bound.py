@@ -11,8 +11,8 @@ by the simplex method with column generation (Gilmore and Gomory, 1961): the cha
 one at the current prices. It is found by dynamic programming over cuts, in which only the longest stage of each type
 that begins at a cut counts: what is left after it is part of what is left after a shorter one.
 
-No stage becomes too long when T grows, so with T from a to b the rate is at most V(b) / a. The range with the highest
-such figure is halved until it is a thousandth above a V(T) / T.
+T is a whole number of ticks. No stage becomes too long when it grows, so with T from a to b the rate is at most
+V(b) / a. The range with the highest such figure is halved until it is at most a thousandth above a V(T) / T.
 
 Transfers, memory and the round trip of weights are neglected. It is no bound where virtual workers differ in rate in
 the long run: without a bound on staleness, and with waves in proportion.
@@ -61,7 +61,7 @@ def upper_bound(jobs: Jobs) -> float:
         _, least, most = heapq.heappop(ranges)
         middle = math.isqrt(least * most)
         add(least, middle)
-        add(middle, most)
+        add(middle + 1, most)
     return samples_per_second(-ranges[0][0], costs.profile.batch_size)
 
 
