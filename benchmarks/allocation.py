@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.sizes import sized
-from hetpipe.decide.planner.allocation.packing import upper_bound
+from hetpipe.decide.planner.allocation.bound import upper_bound
 from hetpipe.decide.planner.choose import choose_plan
 from hetpipe.decide.planner.costs import Costs
 from hetpipe.decide.planner.jobs import Jobs

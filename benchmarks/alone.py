@@ -67,6 +67,10 @@ class AloneSynchroniser:
                 (PublishRecord(3, end, (end,)), SegmentRecord(4, end, ("end",), 0, (self._member,)))
             )
 
+    def push_fresh(self, wave: Wave, weights: FlatBuffer, layers: Collection[int]) -> None:
+        """Never called: no layers are built anew."""
+        raise AssertionError((wave, weights, layers))
+
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """The initial weights, for every clock."""
         del ahead

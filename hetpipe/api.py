@@ -18,7 +18,7 @@ from hetpipe.cli.study.compare import train_all
 from hetpipe.comparison.progress import CompareLines, CompareLive
 from hetpipe.comparison.record import ComparisonFolder, TrialRecord
 from hetpipe.comparison.trainer import train_trial
-from hetpipe.comparison.trials import COMPARED, policies_of, trials_of
+from hetpipe.comparison.trials import trials_of
 from hetpipe.comparison.view import PolicySummary, summaries_of
 from hetpipe.decide.elastic.script import member_changes, wave_changes
 from hetpipe.decide.sync.division import Block
@@ -174,18 +174,20 @@ class Comparison:
 def compare(
     job: JobSource | None = None,
     *,
-    weights: Sequence[WeightPolicy] = policies_of(COMPARED),
+    weights: Sequence[WeightPolicy] | None = None,
+    vary: Mapping[str, Sequence[object]] | None = None,
     seeds: int = 3,
     only_for: Mapping[WeightPolicy, Mapping[str, object]] | None = None,
     run_dir: str | Path | None = None,
     progress: Literal["lines", "live"] = "lines",
     **overrides: object,
 ) -> Comparison:
-    """Train a job under several weight policies in sequence, as `hetpipe compare` does.
+    """Train a job under several weight policies, or values of its keys, in sequence, as `hetpipe compare` does.
 
     Args:
         job: a job file, a mapping with its content, or a `Job`; may be given by keys alone (`train`).
-        weights: the policies.
+        weights: the policies. Default: `wave,stash,double_buffer,flush,predict`; with `vary` that of the job.
+        vary: keys of the job with the values to compare: `{"sync.D": [0, 4]}`; of several keys all combinations.
         seeds: number of seeds, counted from the job's.
         only_for: keys of the job by policy: `{"flush": {"optimizer.lr": 0.1}}`.
         run_dir: folder of the comparison; its finished runs are used again. Default: `runs/compare-NAME-TIME`.
@@ -203,7 +205,8 @@ def compare(
             for policy, keys in (only_for or {}).items()
             for key, value in dotted(keys).items()
         )
-        trials = trials_of(loaded, _Trials(",".join(weights), seeds, own))
+        varied = tuple(f"{key}={json.dumps(list(values))[1:-1]}" for key, values in (vary or {}).items())
+        trials = trials_of(loaded, _Trials(None if weights is None else ",".join(weights), seeds, own, varied))
         folder = ComparisonFolder.open(_path(run_dir), name=loaded.name, clock=shell.clock)
         kind = CompareLive if progress == "live" else CompareLines
         try:
@@ -212,17 +215,18 @@ def compare(
         finally:
             shell.fork_server.close()
     records = tuple(record for trial in trials if (record := folder.find(trial)))
-    policies = tuple(dict.fromkeys(trial.weights for trial in trials))
-    return Comparison(folder.path, summaries_of(policies, records), records)
+    labels = tuple(dict.fromkeys(trial.label for trial in trials))
+    return Comparison(folder.path, summaries_of(labels, records), records)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
     """Implements `TrialSettings`."""
 
-    weights: str
+    weights: str | None
     seeds: int
     own_settings: tuple[str, ...]
+    vary: tuple[str, ...]
     settings: tuple[str, ...] = ()
 
 

@@ -18,6 +18,7 @@ from hetpipe.checker.events import (
     Damage,
     Event,
     Forward,
+    Fresh,
     Memory,
     Pass,
     Pull,
@@ -28,6 +29,7 @@ from hetpipe.checker.events import (
     Wave,
 )
 from hetpipe.checker.facts import Facts, Layout, read_facts
+from hetpipe.checker.fresh_layers import FreshVerifier
 from hetpipe.checker.lanes import LaneVerifier
 from hetpipe.checker.memory import MemoryVerifier
 from hetpipe.checker.reading import read_history
@@ -119,6 +121,7 @@ class _Verifiers:
         self._crossings = CrossingVerifier(timeline, findings)
         self._memory = MemoryVerifier(facts, timeline, findings)
         self._takeovers = TakeoverVerifier(timeline, findings)
+        self._fresh = FreshVerifier(timeline, findings)
         self._shards = ShardVerifier(facts, timeline, findings)
         self._samples = SampleVerifier(facts, timeline, findings)
         #: (vw, incarnation, stage, shard) → whether such an actor exists.
@@ -133,6 +136,7 @@ class _Verifiers:
                 if isinstance(event, Pass):
                     self._versions.see(event)
                     self._takeovers.see_pass(event)
+                    self._fresh.see_pass(event)
                 if isinstance(event, Forward):
                     self._memory.see(event)
         elif isinstance(event, Wave):
@@ -140,12 +144,16 @@ class _Verifiers:
                 self._waves.see(event)
                 self._memory.see(event)
                 self._takeovers.see_pass(event)
+                self._fresh.see_pass(event)
         elif isinstance(event, Memory):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._memory.see(event)
         elif isinstance(event, Takeover):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._takeovers.see(event)
+        elif isinstance(event, Fresh):
+            if self._is_known(event, event.vw, event.incarnation, event.stage):
+                self._fresh.see(event)
         elif isinstance(event, Crossed):
             if self._is_known(event, event.vw, event.incarnation, event.stage):
                 self._crossings.see(event)

@@ -272,6 +272,21 @@ class Activate(Event):
 
     clock: int
     inactive: tuple[int, ...]
+    fresh: tuple[int, ...] = ()
+    """Those that are built anew there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh(Event):
+    """A stage has built layers anew at the barrier at `clock`."""
+
+    vw: int
+    incarnation: int
+    stage: int
+    clock: int
+    layers: tuple[int, ...]
+    digests: tuple[str, ...]
+    """Of what it has built, per layer."""
 
 
 @dataclass(frozen=True, slots=True)

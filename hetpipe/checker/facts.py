@@ -89,6 +89,18 @@ class Start:
     """F of those who train."""
     inactive: tuple[int, ...] = ()
     """Layers that are inactive from there on."""
+    fresh: tuple[int, ...] = ()
+    """Layers that are built anew there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationLine:
+    """What the job says about active layers from a barrier on."""
+
+    clock: int
+    inactive: tuple[int, ...]
+    fresh: tuple[int, ...] = ()
+    """Layers that are built anew there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +208,20 @@ class Facts:
     """What the job's script says about who trains, in order."""
     lineups: tuple[Lineup, ...] = ()
     """Who trains with which F, in order of F; empty: all the time the same."""
-    activations: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(clock, inactive layers from there on), as the job says, in order; clock 0 is the start of the job."""
+    activations: tuple[ActivationLine, ...] = ()
+    """Which layers are inactive and built anew, as the job says, in order; clock 0 is the start of the job."""
 
     def inactive_due(self, clock: int) -> tuple[int, ...]:
         """The layers that are inactive from the barrier at `clock` on."""
         start = self.start.clock
-        due = [inactive for at, inactive in self.activations if start < at <= clock or at == start == 0]
+        due = [line.inactive for line in self.activations if start < line.clock <= clock or line.clock == start == 0]
         return due[-1] if due else self.start.inactive
+
+    def fresh_due(self, clock: int) -> tuple[int, ...]:
+        """The layers that are built anew at the barrier at `clock`, by a line of the job or by the checkpoint."""
+        if clock == self.start.clock:
+            return self.start.fresh
+        return next((line.fresh for line in self.activations if line.clock == clock > self.start.clock), ())
 
 
 _Count = Annotated[int, Field(ge=1)]
@@ -252,6 +270,7 @@ class _LineFile(BaseModel):
     minibatches_per_wave: _Count | list[_Count] = []
     devices: list[int] | None = None
     active: list[int | str] = []
+    fresh: list[int | str] | None = None
 
 
 class _ElasticFile(BaseModel):
@@ -317,6 +336,7 @@ class _StartFile(BaseModel):
     frozen: int = Field(default=0, ge=0)
     lineup: int = Field(default=0, ge=0)
     inactive: list[int] = []
+    fresh: list[int] = []
 
 
 class _FactsFile(BaseModel):
@@ -380,6 +400,7 @@ def _start(start: _StartFile) -> Start:
         start.frozen,
         start.lineup,
         tuple(start.inactive),
+        tuple(start.fresh),
     )
 
 
@@ -391,11 +412,12 @@ def _meant(entries: Iterable[int | str], facts: _FactsFile) -> frozenset[int]:
     return frozenset((*named, *(each for each in given if isinstance(each, int))))
 
 
-def _activations(job: _JobFile, facts: _FactsFile) -> Iterator[tuple[int, tuple[int, ...]]]:
-    lines = [(line.at.clock, line.active) for line in job.elastic.script if line.do == "activate"]
-    for clock, active in [(0, job.elastic.active), *lines]:
+def _activations(job: _JobFile, facts: _FactsFile) -> Iterator[ActivationLine]:
+    lines = [(line.at.clock, line.active, line.fresh) for line in job.elastic.script if line.do == "activate"]
+    for clock, active, fresh in [(0, job.elastic.active, ()), *lines]:
         if clock is not None and active is not None:
-            yield clock, tuple(sorted(set(range(len(facts.layers))) - _meant(active, facts)))
+            inactive = set(range(len(facts.layers))) - _meant(active, facts)
+            yield ActivationLine(clock, tuple(sorted(inactive)), tuple(sorted(_meant(fresh or (), facts))))
 
 
 def _memory(job: _JobFile, facts: _FactsFile) -> Iterator[MemoryLine]:

@@ -28,6 +28,7 @@ from hetpipe.checker.events import (
     Evict,
     Forward,
     Freeze,
+    Fresh,
     Handover,
     Join,
     Leave,
@@ -231,7 +232,18 @@ def _inactive(record: Record) -> tuple[int, ...]:
 
 
 def _activate(record: Record, origin: Origin) -> Event:
-    return Activate(origin, _count(record, "clock"), _list(record, "inactive"))
+    fresh = _list(record, "fresh") if "fresh" in record else ()
+    return Activate(origin, _count(record, "clock"), _list(record, "inactive"), fresh)
+
+
+def _fresh(record: Record, origin: Origin) -> Event:
+    layers, digests = _list(record, "layers"), record.get("digests")
+    if not isinstance(digests, list) or not all(isinstance(each, str) for each in digests):
+        raise _MalformedError("digests must be a list of strings")
+    if len(digests) != len(layers):
+        raise _MalformedError(f"{len(digests)} digests of {len(layers)} layers")
+    vw, incarnation, stage, clock = _counts(record, _FRESH_KEYS)
+    return Fresh(origin, vw, incarnation, stage, clock, layers, tuple(digests))
 
 
 def _staged(record: Record, origin: Origin) -> Event:
@@ -329,6 +341,7 @@ _LIFE_KEYS = ("vw", "incarnation", "clock")
 _PLAN_KEYS = (*_LIFE_KEYS, "version")
 _STAGED_KEYS = ("vw", "incarnation", "stage", "wave", "shard")
 _USED_KEYS = ("vw", "wave", "epoch")
+_FRESH_KEYS = ("vw", "incarnation", "stage", "clock")
 _TAKEOVER_KEYS = ("vw", "incarnation", "stage", "clock", "source")
 
 _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
@@ -350,6 +363,7 @@ _PARSERS: dict[str, Callable[[Record, Origin], Event]] = {
     "norms": _norms,
     "freeze": _plain(Freeze, "clock", "frozen", "layers"),
     "activate": _activate,
+    "fresh": _fresh,
     "leave": _plain(Leave, *_LIFE_KEYS),
     "handover": _handover,
     "takeover": _takeover,

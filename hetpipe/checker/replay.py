@@ -85,7 +85,7 @@ class Replay:
         self._findings = findings
         self._position = -1
         self._freezing = facts.freezing
-        self._inactive_due = facts.inactive_due
+        self._inactive_due, self._fresh_due = facts.inactive_due, facts.fresh_due
         self._start_frozen, self._start_epoch = facts.start.frozen, facts.start.epoch
         start = facts.start.clock
         #: Clocks of barriers at which N changes because others train.
@@ -443,8 +443,9 @@ class Replay:
         line.activates.append(activate)
 
     def _verify_active(self) -> None:
-        """Verify the inactive layers in every segment, by the job."""
+        """Verify the inactive layers in every segment, and those that are built anew, by the job."""
         line = self.timeline
+        before = line.start_clock
         last = None if line.end is None else line.end.clock
         committed = max((wave for _, wave in line.commits), default=-1)
         for clock in dict.fromkeys(line.barriers):
@@ -456,6 +457,14 @@ class Replay:
             if found != due and clock in line.publishes:
                 message = f"layers {list(found)} are inactive from clock {clock} on, where {list(due)} are due"
                 self._findings.add(Kind.ACTIVATE, message, line.publishes[clock].origin)
+            fresh, wanted = line.fresh_at(clock), self._fresh_due(clock)
+            again = () if wanted or clock == before else line.fresh_at(before)
+            if again and not any(each.samples for (_, wave), each in line.commits.items() if before <= wave < clock):
+                wanted = tuple(layer for layer in again if layer not in due)
+            if fresh != wanted and clock in line.publishes:
+                message = f"layers {list(fresh)} are built anew at clock {clock}, where {list(wanted)} are due"
+                self._findings.add(Kind.ACTIVATE, message, line.publishes[clock].origin)
+            before = clock
 
     def _verify_frozen(self) -> None:
         """Verify F in every segment, by the job."""

@@ -64,7 +64,8 @@ class Kind(StrEnum):
     FREEZE = "freeze"  #: F is what the job says at each barrier, never falls, and stands for the model's first layers
     FROZEN_COUNT = "frozen_count"  #: each pass, update and wave carries the F in force
     FROZEN_TRAINED = "frozen_trained"  #: frozen layers have no backward, no update and no staged slice
-    ACTIVATE = "activate"  #: the inactive layers are those that the job says at each barrier
+    ACTIVATE = "activate"  #: inactive layers, and those built anew, are those that the job says at each barrier
+    FRESH = "fresh"  #: each stage builds anew what is due before it computes, and all virtual workers the same
     INACTIVE_LAYERS = "inactive_layers"  #: each pass, update and wave leaves out the stage's inactive layers, no others
     INACTIVE_STAGED = "inactive_staged"  #: no slice of an inactive layer is staged
     FROZEN_CROSSED = "frozen_crossed"  #: a minibatch crosses each frozen layer once, computed or spared by the cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from hetpipe.checker.events import Activate, Barrier, Commit, Evict, Freeze, Handover, Norms, Origin, Plan, Publish
@@ -124,6 +124,12 @@ class Timeline:
         """The inactive layers in a wave."""
         index = bisect_right(self.activates, wave, key=lambda activate: activate.clock)
         return self.activates[index - 1].inactive if index else ()
+
+    def fresh_at(self, clock: int) -> tuple[int, ...]:
+        """The layers that are built anew at a barrier."""
+        index = bisect_left(self.activates, clock, key=lambda activate: activate.clock)
+        found = self.activates[index : index + 1]
+        return found[0].fresh if found and found[0].clock == clock else ()
 
     def idle_at(self, wave: int) -> frozenset[int]:
         """The layers that are not trained in a wave."""

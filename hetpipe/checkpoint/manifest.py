@@ -147,7 +147,14 @@ def _own_sha256(manifest: Manifest) -> str:
 def _text(manifest: Manifest) -> bytes:
     """The text as written. Earlier versions lack fields of the progress, and the checksum is that of their text."""
     text = wire.to_json(Manifest, manifest)
-    for absent in (', "plans": {}', ', "frozen": 0', ', "waves": {}', ', "lineup": 0', ', "inactive": []'):
+    for absent in (
+        ', "plans": {}',
+        ', "frozen": 0',
+        ', "waves": {}',
+        ', "lineup": 0',
+        ', "inactive": []',
+        ', "fresh": []',
+    ):
         text = text.replace(absent, "")
     return text.encode()
 

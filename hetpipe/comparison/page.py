@@ -5,7 +5,7 @@ Computes the values; the template is `templates/compare.html.j2`, which escapes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from hetpipe.comparison.record import TrialRecord, TrialState
@@ -14,7 +14,7 @@ from hetpipe.comparison.view import ComparisonView
 from hetpipe.report.charts import Chart, Line, chart_scripts, chart_styles, figure_of, measured
 from hetpipe.report.page import render_page, resource
 from hetpipe.report.text import LOSS, count, duration, loss_first
-from hetpipe.values.policies import WEIGHT_POLICIES, WeightPolicy
+from hetpipe.values.policies import WEIGHT_POLICIES
 
 _AXES: tuple[tuple[Axis, str], ...] = (("minibatches", "by minibatches"), ("seconds", "by time"))
 
@@ -26,7 +26,8 @@ def page_of(view: ComparisonView, records: Sequence[TrialRecord]) -> str:
         view: the comparison.
         records: all its runs, for the curves.
     """
-    charts = [tuple(map(figure_of, pair)) for pair in _charts(records)]
+    colours = _colours(records)
+    charts = [tuple(map(figure_of, pair)) for pair in _charts(records, colours)]
     return render_page(
         "compare.html.j2",
         title=view.title,
@@ -35,39 +36,46 @@ def page_of(view: ComparisonView, records: Sequence[TrialRecord]) -> str:
         scripts=chart_scripts() if charts else (),
         view=view,
         charts=charts,
-        colours={policy: _colour(policy) for policy in WEIGHT_POLICIES},
+        colours=colours,
         runs_summary=count(len(records), "run"),
         runs=list(map(_run, records)),
     )
 
 
-def _charts(records: Sequence[TrialRecord]) -> list[tuple[Chart, ...]]:
+def _charts(records: Sequence[TrialRecord], colours: Mapping[str, str]) -> list[tuple[Chart, ...]]:
     """One chart per measured quantity and axis; empty if no run has data to compare."""
     finished = [one for one in records if one.state is TrialState.FINISHED]
     names = dict.fromkeys(name for one in finished for point in one.evaluations for name in point.values)
-    pairs = [_pair(f"Evaluation: {name}", name, finished, "evaluations") for name in loss_first(names)]
-    pairs.append(_pair("Training loss", LOSS, finished, "losses"))
-    pairs.append(_pair("Largest clock distance", CLOCK_DISTANCE, finished, "distances"))
+    pairs = [_pair(f"Evaluation: {name}", name, finished, "evaluations", colours) for name in loss_first(names)]
+    pairs.append(_pair("Training loss", LOSS, finished, "losses", colours))
+    pairs.append(_pair("Largest clock distance", CLOCK_DISTANCE, finished, "distances", colours))
     return [pair for pair in pairs if any(chart.lines for chart in pair)]
 
 
 def _pair(
-    title: str, name: str, finished: Sequence[TrialRecord], which: Literal["evaluations", "losses", "distances"]
+    title: str,
+    name: str,
+    finished: Sequence[TrialRecord],
+    which: Literal["evaluations", "losses", "distances"],
+    colours: Mapping[str, str],
 ) -> tuple[Chart, ...]:
     charts = []
     for axis, words in _AXES:
         lines = []
-        for policy in dict.fromkeys(one.weights for one in finished):
-            runs = [getattr(one, which) for one in finished if one.weights == policy]
+        for label in dict.fromkeys(one.label for one in finished):
+            runs = [getattr(one, which) for one in finished if one.label == label]
             if points := measured(common_curve(runs, name, axis)):
-                lines.append(Line(policy, _colour(policy), points))
+                lines.append(Line(label, colours[label], points))
         charts.append(Chart(f"{title} {words}", axis, name, tuple(lines)))
     return tuple(charts)
 
 
-def _colour(policy: WeightPolicy) -> str:
-    """Colour of a policy; the same in every comparison."""
-    return f"--series-{WEIGHT_POLICIES.index(policy)}"
+def _colours(records: Sequence[TrialRecord]) -> dict[str, str]:
+    """Colour of each row: that of its policy, the same in every comparison, unless values vary."""
+    vary = any(one.values for one in records)
+    weights = {one.label: one.weights for one in records}
+    places = {label: at if vary else WEIGHT_POLICIES.index(weights[label]) for at, label in enumerate(weights)}
+    return {label: f"--series-{place % len(WEIGHT_POLICIES)}" for label, place in places.items()}
 
 
 def _run(record: TrialRecord) -> tuple[str, ...]:
@@ -75,7 +83,7 @@ def _run(record: TrialRecord) -> tuple[str, ...]:
     loss = record.evaluations[-1].values.get(LOSS) if record.evaluations else None
     wall = None if record.result is None else record.result.wall_seconds
     return (
-        record.weights,
+        record.label,
         str(record.seed),
         record.state,
         "–" if loss is None else f"{loss:.4f}",

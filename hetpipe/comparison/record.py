@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from hetpipe.clock import Clock
-from hetpipe.comparison.trials import Trial
+from hetpipe.comparison.trials import Trial, label_of
 from hetpipe.errors import ProtocolViolation, UserError
 from hetpipe.runs.result import TrainResult
 from hetpipe.runs.run_folder import RUNS, fresh_folder
@@ -21,6 +22,9 @@ from hetpipe.values.policies import WeightPolicy
 from hetpipe.values.wire import from_json, plain
 
 FILE = "compare.json"
+
+#: Not in names of folders.
+_NOT_IN_NAMES = re.compile(r"[^\w.]+", re.ASCII)
 
 #: Of its format.
 VERSION = 1
@@ -53,6 +57,8 @@ class TrialRecord:
 
     weights: WeightPolicy
     seed: int
+    values: str = ""
+    """Of the keys that vary, as in `Trial`."""
     job_digest: str
     """Of its job: a run is used again only for an equal one."""
     run_dir: str
@@ -70,8 +76,13 @@ class TrialRecord:
 
     def is_of(self, trial: Trial) -> bool:
         """Whether this is the record of `trial`."""
-        key = (self.weights, self.seed, self.job_digest)
-        return key == (trial.weights, trial.seed, trial.job_digest)
+        key = (self.label, self.seed, self.job_digest)
+        return key == (trial.label, trial.seed, trial.job_digest)
+
+    @property
+    def label(self) -> str:
+        """Its row of the comparison."""
+        return label_of(self.weights, self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +132,19 @@ class ComparisonFolder:
 
     def fresh_run_dir(self, trial: Trial) -> Path:
         """An unused folder for a run of `trial`."""
-        name, number = f"{trial.weights}-seed-{trial.seed}", 1
+        name, number = f"{_NOT_IN_NAMES.sub('-', trial.label)}-seed-{trial.seed}", 1
         while (path := self.path / (name if number == 1 else f"{name}-{number}")).exists():
             number += 1
         return path
 
     def add(self, record: TrialRecord, *, name: str) -> None:
-        """Store `record`, replacing one of the same policy and seed, and write the file.
+        """Store `record`, replacing one of the same row and seed, and write the file.
 
         Raises:
             UserError: it cannot be written.
         """
-        key = (record.weights, record.seed)
-        self.records = [*(one for one in self.records if (one.weights, one.seed) != key), record]
+        key = (record.label, record.seed)
+        self.records = [*(one for one in self.records if (one.label, one.seed) != key), record]
         content = plain(Comparison, Comparison(VERSION, name, tuple(self.records)))
         unfinished = self.path / f".{FILE}.{os.getpid()}"
         try:

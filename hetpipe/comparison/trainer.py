@@ -91,6 +91,7 @@ def record_of(trial: Trial, end: RunEnd, recorder: Recorder, folder: RunFolder) 
     return TrialRecord(
         weights=trial.weights,
         seed=trial.seed,
+        values=trial.values,
         job_digest=trial.job_digest,
         run_dir=folder.path.name,
         state=_state(end),

@@ -1,15 +1,20 @@
-"""Runs of `hetpipe compare`: one job under several weight policies, with several seeds.
+"""Runs of `hetpipe compare`: one job under several weight policies or values of its keys, with several seeds.
 
-The seed determines sample order and initial weights: trials with the same seed differ in the policy only.
+The seed determines sample order and initial weights: trials with the same seed differ in the policy and in these values
+only.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
+
+import yaml
 
 from hetpipe.errors import JobError, UserError
 from hetpipe.job.file import Job, load_job
@@ -22,8 +27,12 @@ class TrialSettings(Protocol):
     """Unparsed options that define the trials."""
 
     @property
-    def weights(self) -> str:
-        """Comma-separated policy names."""
+    def weights(self) -> str | None:
+        """Comma-separated policy names; None: `COMPARED`, or where keys vary that of the job."""
+
+    @property
+    def vary(self) -> Sequence[str]:
+        """`path=value,value`: keys with the values to compare; of several all combinations."""
 
     @property
     def seeds(self) -> int:
@@ -45,9 +54,16 @@ class Trial:
     weights: WeightPolicy
     seed: int
     job: Job
+    values: str = ""
+    """Of the keys that vary, as `sync.D=4, optimizer.lr=0.1`; empty if none do."""
 
     def __str__(self) -> str:
-        return f"{self.weights}, seed {self.seed}"
+        return f"{self.label}, seed {self.seed}"
+
+    @property
+    def label(self) -> str:
+        """Its row of the comparison."""
+        return label_of(self.weights, self.values)
 
     @property
     def job_digest(self) -> str:
@@ -55,55 +71,96 @@ class Trial:
         return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()
 
 
+def label_of(weights: WeightPolicy, values: str) -> str:
+    """The name of a row of the comparison.
+
+    >>> label_of("wave", ""), label_of("wave", "sync.D=4")
+    ('wave', 'wave, sync.D=4')
+    """
+    return f"{weights}, {values}" if values else weights
+
+
 @dataclass(slots=True)
 class _Refusals:
-    """Error messages, with the policies each applies to."""
+    """Error messages, with the rows of the comparison each applies to."""
 
-    requested: Sequence[WeightPolicy]
-    about: dict[str, list[WeightPolicy]] = field(default_factory=dict)
+    num_rows: int
+    about: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, weights: WeightPolicy, sentences: Sequence[str]) -> None:
+    def add(self, label: str, sentences: Sequence[str]) -> None:
         for sentence in sentences:
-            self.about.setdefault(sentence, []).append(weights)
+            self.about.setdefault(sentence, []).append(label)
 
     def lines(self) -> list[str]:
-        """Formatted messages; an error under every policy is reported as the job's own."""
+        """Formatted messages; an error in every row is reported as the job's own."""
         return [
-            sentence if len(policies) == len(self.requested) else f"under {', '.join(policies)}: {sentence}"
-            for sentence, policies in self.about.items()
+            sentence if len(labels) == self.num_rows else f"under {'; '.join(labels)}: {sentence}"
+            for sentence, labels in self.about.items()
         ]
 
 
 def trials_of(source: Path | Job, requested: TrialSettings) -> tuple[Trial, ...]:
-    """All runs of the comparison: every policy with one seed before the next seed.
+    """All runs of the comparison: every row with one seed before the next seed.
 
     Args:
         source: the job, or its file.
-        requested: policies, seeds, and overrides of the job.
+        requested: policies, values of keys, seeds, and overrides of the job.
 
     Raises:
-        UserError: a policy is unknown, or the number of seeds is invalid.
-        JobError: all problems under any of the policies, before anything starts.
+        UserError: a policy is unknown, values are given in another form, or the number of seeds is invalid.
+        JobError: all problems under any of the policies and values, before anything starts.
     """
-    policies = policies_of(requested.weights)
+    combinations = combinations_of(requested.vary)
+    if requested.weights is None and requested.vary:
+        policies: tuple[WeightPolicy, ...] = (load_job(source, requested.settings).weights,)
+    else:
+        policies = policies_of(COMPARED if requested.weights is None else requested.weights)
     own = _by_policy(requested.own_settings, policies)
     if requested.seeds < 1:
         raise UserError(f"--seeds is {requested.seeds}; give 1 or more")
-    refusals = _Refusals(policies)
-    jobs: dict[WeightPolicy, Job] = {}
-    for weights in policies:
+    rows = [(weights, values) for weights in policies for values in combinations]
+    refusals = _Refusals(len(rows))
+    jobs: dict[tuple[WeightPolicy, str], Job] = {}
+    for weights, values in rows:
+        shown = ", ".join(values)
         try:
-            jobs[weights] = _job_under(weights, source, (*requested.settings, *own.get(weights, ())))
+            jobs[weights, shown] = _job_under(weights, source, (*requested.settings, *values, *own.get(weights, ())))
         except JobError as error:
-            refusals.add(weights, error.problems)
+            refusals.add(label_of(weights, shown), error.problems)
     if refusals.about:
         raise JobError(refusals.lines())
     return tuple(
-        Trial(weights, seed, load_job(job, {"seed": seed}))
+        Trial(weights, seed, load_job(job, {"seed": seed}), shown)
         for number in range(requested.seeds)
-        for weights, job in jobs.items()
+        for (weights, shown), job in jobs.items()
         for seed in [(job.seed + number) % (MAX_SEED + 1)]
     )
+
+
+def combinations_of(texts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """All combinations of the values of `--vary`, as settings; one without any settings if nothing varies.
+
+    Raises:
+        UserError: a text is no key with values.
+
+    >>> combinations_of(["sync.D=0,4", "optimizer.lr=0.1"])
+    (('sync.D=0', 'optimizer.lr=0.1'), ('sync.D=4', 'optimizer.lr=0.1'))
+    """
+    return tuple(itertools.product(*map(_settings_of, texts)))
+
+
+def _settings_of(text: str) -> tuple[str, ...]:
+    path, equals, listed = text.partition("=")
+    try:
+        values = yaml.safe_load(f"[{listed}]")
+    except yaml.YAMLError:
+        values = None
+    if not path.strip() or not equals or not values:
+        raise UserError(f"--vary is {text!r}; give a key and its values: sync.D=0,4")
+    if path.strip() == "weights":
+        raise UserError(f"--vary {text}: give policies by --weights {listed}")
+    shown = (value if isinstance(value, str) else json.dumps(value) for value in values)
+    return tuple(dict.fromkeys(f"{path.strip()}={value}" for value in shown))
 
 
 #: The policies that are compared unless others are requested, as in `--weights`.

@@ -10,6 +10,7 @@ from typing import Any
 
 from hetpipe.comparison.record import TrialRecord, TrialState
 from hetpipe.comparison.statistics import Spread, spread_of
+from hetpipe.comparison.trials import label_of
 from hetpipe.job.file import Job
 from hetpipe.report.text import LOSS, count, loss_first, measure, rate
 from hetpipe.runs.result import TrainResult
@@ -33,9 +34,11 @@ class StagePeaks:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """One policy over its seeds; all figures are of finished runs."""
+    """One policy, with one combination of values, over its seeds; all figures are of finished runs."""
 
     weights: WeightPolicy
+    values: str
+    """Of the keys that vary, as `sync.D=4, optimizer.lr=0.1`; empty if none do."""
     finished: int
     diverged: int
     failed: int
@@ -51,6 +54,11 @@ class PolicySummary:
     """Of one wave of one virtual worker, on average over the run."""
     stages: tuple[StagePeaks, ...]
 
+    @property
+    def label(self) -> str:
+        """Its row of the comparison."""
+        return label_of(self.weights, self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -62,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table with one row per policy."""
+    """Table with one row per policy and combination of values."""
 
     title: str
     headings: tuple[str, ...]
@@ -80,17 +88,18 @@ class ComparisonView:
     """Remarks beside the tables: the significance given the seeds, and diverged or failed trials."""
 
 
-def summaries_of(policies: Sequence[WeightPolicy], records: Sequence[TrialRecord]) -> tuple[PolicySummary, ...]:
-    """One summary per policy that has runs, in policy order."""
-    runs = {weights: [one for one in records if one.weights == weights] for weights in policies}
-    return tuple(_summary(weights, found) for weights, found in runs.items() if found)
+def summaries_of(labels: Sequence[str], records: Sequence[TrialRecord]) -> tuple[PolicySummary, ...]:
+    """One summary per row that has runs, in the order of `labels`."""
+    runs = {label: [one for one in records if one.label == label] for label in labels}
+    return tuple(_summary(found) for found in runs.values() if found)
 
 
-def _summary(weights: WeightPolicy, records: Sequence[TrialRecord]) -> PolicySummary:
+def _summary(records: Sequence[TrialRecord]) -> PolicySummary:
     finished = [one for one in records if one.state is TrialState.FINISHED and one.result is not None]
     results = [one.result for one in finished if one.result is not None]
     return PolicySummary(
-        weights=weights,
+        weights=records[0].weights,
+        values=records[0].values,
         finished=len(finished),
         diverged=sum(one.state is TrialState.DIVERGED for one in records),
         failed=sum(one.state is TrialState.FAILED for one in records),
@@ -151,6 +160,7 @@ def comparison_json(
         "runs": [
             {
                 "weights": one.weights,
+                "values": one.values,
                 "seed": one.seed,
                 "state": one.state,
                 "sentence": one.sentence,
@@ -189,13 +199,14 @@ def view_of(
     """Build the view of a comparison.
 
     Args:
-        job: of any run; jobs differ in policy, seed, and per-policy overrides.
+        job: of any run; jobs differ in policy, the values that vary, seed, and per-policy overrides.
         num_seeds: number of requested seeds.
         summaries: of `summaries_of`.
         records: the runs in them.
     """
+    rows = ("variant", "variants") if any(one.values for one in summaries) else ("weight policy", "weight policies")
     return ComparisonView(
-        title=f"{job.name}: {count(len(summaries), 'weight policy', 'weight policies')}, {count(num_seeds, 'seed')}",
+        title=f"{job.name}: {count(len(summaries), *rows)}, {count(num_seeds, 'seed')}",
         subtitle=_setting(job),
         tables=(
             _table("How well it trains", _quality_columns(summaries), summaries),
@@ -214,7 +225,8 @@ def view_of(
 
 
 def _table(title: str, columns: Iterable[_Column], summaries: Sequence[PolicySummary]) -> Table:
-    shown = [_Column("weights", lambda one: one.weights), *columns]
+    heading = "variant" if any(one.values for one in summaries) else "weights"
+    shown = [_Column(heading, lambda one: one.label), *columns]
     return Table(title, tuple(column.heading for column in shown), tuple(_rows(shown, summaries)))
 
 
@@ -321,11 +333,11 @@ def _findings(summaries: Sequence[PolicySummary]) -> Iterator[str]:
     if len(ranked) > 1:
         (_, first, best), (_, second, next_best) = ranked[:2]
         yield (
-            f"Least loss at the end: {best.weights} with {spread_text(first)}, then {next_best.weights} with "
+            f"Least loss at the end: {best.label} with {spread_text(first)}, then {next_best.label} with "
             f"{spread_text(second)}; {_clearness(first, second)}."
         )
     rates = sorted(
-        ((spread.mean, one.weights) for one in summaries if (spread := one.samples_per_second) is not None),
+        ((spread.mean, one.label) for one in summaries if (spread := one.samples_per_second) is not None),
         reverse=True,
     )
     if len(rates) > 1:
@@ -350,6 +362,6 @@ def _endings(records: Sequence[TrialRecord]) -> Iterator[str]:
         if one.state is TrialState.DIVERGED:
             place = _MINIBATCH.search(one.sentence)
             where = f" at minibatch {place[1]}" if place else ""
-            yield f"{one.weights}, seed {one.seed} diverged{where}: {one.sentence}"
+            yield f"{one.label}, seed {one.seed} diverged{where}: {one.sentence}"
         elif one.state is TrialState.FAILED:
-            yield f"{one.weights}, seed {one.seed} failed: {one.sentence}"
+            yield f"{one.label}, seed {one.seed} failed: {one.sentence}"

@@ -184,6 +184,14 @@ class ActivateLine(Section):
         examples=["[0, 'h.*']"]
     )
     """The layers: their indices, from 0 on, names, or patterns (`*`, `?`) of names."""
+    fresh: Annotated[
+        tuple[_LayerName, ...] | None,
+        Field(max_length=MAX_LISTED),
+        AfterValidator(lambda given: given and _some(given)),
+    ] = Field(default=None, examples=["['b*']"])
+    """Those of them that are built anew there, as the model's constructor makes them under another seed, with a new
+    state of the optimizer; the others continue as they were left.
+    """
 
 
 class BarrierLine(Section):

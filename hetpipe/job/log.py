@@ -34,8 +34,9 @@ class WandbSection(Section):
     """User or team; None: the default of the account."""
     name: str | None = Field(default=None, examples=["baseline"])
     """Name of the run; None: that of the run's folder."""
-    mode: Literal["online", "offline"] = "online"
-    """`offline` writes to the folder of the run only; `wandb sync` sends it later."""
+    mode: Literal["online", "offline"] | None = None
+    """`offline` writes to the folder of the run only; `wandb sync` sends it later. None: `WANDB_MODE` of the
+    coordinator, or `online`."""
 
 
 class MlflowSection(Section):

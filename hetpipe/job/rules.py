@@ -542,6 +542,17 @@ def _frozen_or_inactive(freeze: FreezeSection, elastic: ElasticSection) -> Itera
         )
 
 
+def _nobody_is_away(elastic: ElasticSection) -> Iterator[Problem]:
+    """Who is away would come back with an optimizer's state of layers that have been built anew meanwhile."""
+    for number, line in enumerate(elastic.script if elastic.members else ()):
+        if isinstance(line, ActivateLine) and line.fresh:
+            yield Problem(
+                ("elastic", "script", number, "fresh"),
+                "builds layers anew, and other lines drop or add virtual workers, which is not combined; remove one of "
+                "them",
+            )
+
+
 def _one_decides_cuts(elastic: ElasticSection) -> Iterator[Problem]:
     for number, line in enumerate(elastic.script if elastic.recut else ()):
         if isinstance(line, MoveLine) or (isinstance(line, AddLine) and line.stages and line.devices is None):
@@ -612,6 +623,7 @@ _RULES: tuple[Callable[..., Iterator[Problem]], ...] = (
     _one_decides_what_freezes,
     _compressible,
     _frozen_or_inactive,
+    _nobody_is_away,
     _one_decides_cuts,
     _cache_of_constants,
     _memory_between_barriers,

@@ -91,7 +91,7 @@ class WeightsAndBiases(Logger):
             project=options["project"],
             entity=options.get("entity"),
             name=options.get("name") or folder.name,
-            mode=options["mode"],
+            mode=options.get("mode"),
             id=kept.get("id"),
             resume="allow",
             dir=str(folder),

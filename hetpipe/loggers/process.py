@@ -7,9 +7,10 @@ The state by which a later process, of the next coordinator or of a resumed run,
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -129,13 +130,14 @@ def line_of(message: Values | StepRewind) -> bytes:
 
 def main() -> int:
     """Log the messages on standard input; report failures on standard output, one JSON array per line."""
-    output = sys.stdout
+    output = sys.stdout.fileno()
     # Whatever libraries print goes to the log of this process, not into the reports.
     sys.stdout = sys.stderr
 
     def report(name: str, sentence: str) -> None:
-        output.write(f"{json.dumps([name, sentence])}\n")
-        output.flush()
+        # After the end of the run nobody reads reports, and the other loggers are still to be written.
+        with suppress(BrokenPipeError):
+            os.write(output, f"{json.dumps([name, sentence])}\n".encode())
 
     log_lines(sys.stdin.buffer, report)
     return 0

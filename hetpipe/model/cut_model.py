@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -168,83 +167,112 @@ def describe(
     """
     floating = tuple(key for key, value in zip(signature.keys, example, strict=True) if _is_floating(value))
     specs = _specs(model)
-    records: dict[bool, Recorded] = {}
-    variants: dict[bool, list[Recorded]] = {}
-    always: dict[bool, frozenset[str]] = {}
-    needed = {True: results_of, False: whole_output}
 
-    def recorded(denied: AbstractSet[int] = frozenset(), *, training: bool) -> Recorded:
-        set_training(training)
-        with torch.set_grad_enabled(training), kept_buffers(model), preserved():
-            return _recorded(model, signature, example, floating, needed[training], denied, rewritten, assigned)
+    def recordings(rewritten: frozenset[str], assigned: frozenset[str], *, training: bool) -> _Recordings:
+        def recorded(denied: AbstractSet[int]) -> Recorded:
+            set_training(training)
+            with torch.set_grad_enabled(training), kept_buffers(model), preserved():
+                results = results_of if training else whole_output
+                return _recorded(model, signature, example, floating, results, denied, rewritten, assigned)
 
-    rewritten, assigned = frozenset[str](), frozenset[str]()
-    while True:
-        for training in (False, True):
-            records[training], variants[training], always[training] = _variants(partial(recorded, training=training))
-        of_each = [*records.values(), *variants[True], *variants[False]]
-        written = rewritten.union(*(each.rewritten for each in of_each))
-        assigned = assigned.union(*(each.assigned for each in of_each))
-        if written == rewritten:
-            break
-        rewritten = written
+        return _variants(recorded)
+
+    training, evaluation, rewritten, assigned = _until_all_writes_are_known(recordings)
     set_training(True)
-    every = {
-        training: [cuts_of(each.recording, specs, splits_ties=splits_ties) for each in (records[training], *others)]
-        for training, others in variants.items()
-    }
-    every = {training: aligned(own, others) for training, (own, *others) in every.items()}
-    recordings = [
-        (each.recording, cuts)
-        for training, others in variants.items()
-        for each, cuts in zip((records[training], *others), every[training], strict=True)
-    ]
-    judged = buffers_kept_together(recordings, rewritten)
-    judged = weights_kept_together([(each, cuts) for (each, _), cuts in zip(recordings, judged, strict=True)], specs)
-    together = iter(judged)
-    every = {training: [next(together) for _ in cuts] for training, cuts in every.items()}
-    found = {
-        training: agreeing(
-            own,
-            [(cuts, each.recording.entries) for cuts, each in zip(others, variants[training], strict=True)],
-            always[training],
-        )
-        for training, (own, *others) in every.items()
-    }
-    allowed = {cut.key: cut for cut in found[False] if not cut.reason}
-    common = [cut for cut in found[True] if not cut.reason and cut.key in allowed]
-    chosen = tuple(common) if keep_all else layers_from(common, work_until(records[True].recording, specs))
-    cuts = {True: chosen, False: tuple(allowed[cut.key] for cut in chosen)}
+    each = (*training.each, *evaluation.each)
+    cuts = _cuts_of_each(training, evaluation, specs, rewritten, splits_ties=splits_ties)
+    found = training.agreeing(cuts[: len(training.each)])
+    found_in_evaluation = evaluation.agreeing(cuts[len(training.each) :])
+
+    allowed = {cut.key: cut for cut in found_in_evaluation if not cut.reason}
+    common = [cut for cut in found if not cut.reason and cut.key in allowed]
+    chosen = tuple(common) if keep_all else layers_from(common, work_until(training.main.recording, specs))
     borders = {cut.key for cut in chosen}
-    uses = [
-        first_layers(recording, [cut for cut in cuts if cut.key in borders])
-        for recording, cuts in (recordings[len(every[False]) :] + recordings[: len(every[False])])
-    ]
+    layered = [(one.recording, [cut for cut in own if cut.key in borders]) for one, own in zip(each, cuts, strict=True)]
+    uses = [first_layers(recording, own) for recording, own in layered]
     reads = [
         frozenset[str]().union(*of_each)
-        for of_each in zip(
-            *(
-                reads_of(each.recording, [cut for cut in own if cut.key in borders])
-                for training, others in variants.items()
-                for each, own in zip((records[training], *others), every[training], strict=True)
-            ),
-            strict=True,
-        )
+        for of_each in zip(*(reads_of(recording, own) for recording, own in layered), strict=True)
     ]
     description = CutDescription(
         signature,
         floating,
-        _layers(model, uses, reads, chosen, records[True], rewritten),
-        _mode(records[True], variants[True], chosen, len(floating)),
-        _mode(records[False], variants[False], cuts[False], len(floating)),
-        records[True].decisions,
+        _layers(model, uses, reads, chosen, training.main, rewritten),
+        _mode(training, chosen, len(floating)),
+        _mode(evaluation, tuple(allowed[cut.key] for cut in chosen), len(floating)),
+        training.main.decisions,
         tuple(sorted(rewritten)),
         tuple(sorted(assigned)),
     )
-    frames = records[True].recording.frames
-    whole = dict.fromkeys(frame.why_closed for frame in frames if frame.closed and frame.closed != CHECKPOINTED)
-    places = forbidden_places(found[True], found[False], [cut.order for cut in chosen])
-    return description, CutSurvey(found[True], tuple(whole), places)
+    closed = (frame for frame in training.main.recording.frames if frame.closed and frame.closed != CHECKPOINTED)
+    whole = tuple(dict.fromkeys(frame.why_closed for frame in closed))
+    return description, CutSurvey(found, whole, forbidden_places(found, found_in_evaluation, [c.order for c in chosen]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recordings:
+    """The recordings of the forward in one mode, training or evaluation."""
+
+    main: Recorded
+    """The one by which the model is cut."""
+    variants: tuple[Recorded, ...]
+    """With other answers to boolean queries of shared values."""
+    always: frozenset[str]
+    """The entries that every minibatch has, whatever it skips."""
+
+    @property
+    def each(self) -> tuple[Recorded, ...]:
+        """All of them, the main one first."""
+        return (self.main, *self.variants)
+
+    def agreeing(self, cuts: Sequence[Sequence[CutPoint]]) -> tuple[CutPoint, ...]:
+        """The cuts of the main one, with those forbidden in which the others differ; `cuts` are those of each."""
+        own, *others = cuts
+        entries = (one.recording.entries for one in self.variants)
+        return agreeing(own, list(zip(others, entries, strict=True)), self.always)
+
+
+class _Record(Protocol):
+    """Records one mode, given the buffers and frozen parameters that a forward writes and assigns, as far as known."""
+
+    def __call__(self, rewritten: frozenset[str], assigned: frozenset[str], /, *, training: bool) -> _Recordings: ...
+
+
+def _until_all_writes_are_known(record: _Record) -> tuple[_Recordings, _Recordings, frozenset[str], frozenset[str]]:
+    """Record both modes until no forward writes a buffer that was not known to be written when it was recorded.
+
+    Returns:
+        Those of training and of evaluation, and the buffers and frozen parameters that any of them writes, and in
+        whose place one puts another tensor.
+    """
+    rewritten, assigned = frozenset[str](), frozenset[str]()
+    while True:
+        evaluation = record(rewritten, assigned, training=False)
+        training = record(rewritten, assigned, training=True)
+        each = (*training.each, *evaluation.each)
+        written = rewritten.union(*(one.rewritten for one in each))
+        assigned = assigned.union(*(one.assigned for one in each))
+        if written == rewritten:
+            return training, evaluation, rewritten, assigned
+        rewritten = written
+
+
+def _cuts_of_each(
+    training: _Recordings,
+    evaluation: _Recordings,
+    specs: Mapping[str, tuple[str, int]],
+    rewritten: frozenset[str],
+    *,
+    splits_ties: bool,
+) -> list[tuple[CutPoint, ...]]:
+    """All cuts of every recording, training's first, with the reasons for which some are forbidden."""
+    aligned_in_modes = []
+    for mode in (training, evaluation):
+        own, *others = (cuts_of(one.recording, specs, splits_ties=splits_ties) for one in mode.each)
+        aligned_in_modes += aligned(own, others)
+    recordings = [one.recording for one in (*training.each, *evaluation.each)]
+    cuts = buffers_kept_together(list(zip(recordings, aligned_in_modes, strict=True)), rewritten)
+    return weights_kept_together(list(zip(recordings, cuts, strict=True)), specs)
 
 
 def _specs(model: nn.Module) -> dict[str, tuple[str, int]]:
@@ -287,14 +315,11 @@ def whole_output(output: Any) -> Any:
     return output
 
 
-def _variants(again: Callable[[AbstractSet[int]], Recorded]) -> tuple[Recorded, list[Recorded], frozenset[str]]:
+def _variants(again: Callable[[AbstractSet[int]], Recorded]) -> _Recordings:
     """Record the forward, and with the answer to each boolean query of shared values inverted, one query at a time.
 
     Other minibatches may give these answers. Answers with which the model fails are skipped: no data gives them. Where
     random numbers skip layers, the first recording skips none.
-
-    Returns:
-        The first recording, the others, and the entries that every minibatch has, whatever it skips.
     """
     base = frozenset[int]()
     recorded = again(base)
@@ -312,7 +337,7 @@ def _variants(again: Callable[[AbstractSet[int]], Recorded]) -> tuple[Recorded, 
             always &= again(base ^ skipping).recording.entries
         except CallableError:  # it cannot do without any of them
             always = frozenset()
-    return recorded, list(found.values()), always
+    return _Recordings(recorded, tuple(found.values()), always)
 
 
 def _inverted(
@@ -453,7 +478,6 @@ class CutModel:
         Returns:
             Values for `last`; for the last layer the tensors of the model's output, except those that only earlier
             stages have and the loss does not need.
-            earlier stages have and the loss does not need.
         """
         with self._decisions_named(), self._assignments_kept(first, last):
             training = torch.is_grad_enabled()
@@ -604,21 +628,19 @@ def _places(model: nn.Module, attribute: str) -> dict[str, Places]:
     return {name: tuple(places) for name, places in found.items()}
 
 
-def _mode(
-    recorded: Recorded, variants: Sequence[Recorded], cuts: tuple[CutPoint, ...], num_floating: int
-) -> ModeDescription:
+def _mode(recordings: _Recordings, cuts: tuple[CutPoint, ...], num_floating: int) -> ModeDescription:
+    recorded = recordings.main
     paths = {frame.position: frame.path for frame in recorded.recording.frames}
     open_paths = frozenset(paths[position] for cut in cuts for position in cut.around)
-    everything = (recorded, *variants)
     inside = {
         frame.path
-        for each in everything
+        for each in recordings.each
         for frame in each.recording.frames
         if frame.parent is not None and each.recording.frames[frame.parent].path in open_paths
     }
     otherwise = {
         f"{key} in variant {number}": skeleton
-        for number, each in enumerate(variants)
+        for number, each in enumerate(recordings.variants)
         for key, skeleton in each.skeletons.items()
         if recorded.skeletons.get(key) != skeleton
     }
@@ -627,10 +649,10 @@ def _mode(
         open_paths or frozenset({""}),
         open_paths | inside | {""},
         frozenset(place for cut in cuts for each in cut.crossing for places in each.all_places for place in places),
-        frozenset[str]().union(*(each.drawing_paths for each in everything)),
-        frozenset[Any]().union(*(each.drawing_functions for each in everything)),
+        frozenset[str]().union(*(each.drawing_paths for each in recordings.each)),
+        frozenset[Any]().union(*(each.drawing_functions for each in recordings.each)),
         recorded.seeded_after,
-        {key: left for each in reversed(everything) for key, left in each.left.items()},
+        {key: left for each in reversed(recordings.each) for key, left in each.left.items()},
         cuts,
     )
 

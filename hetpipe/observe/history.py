@@ -323,12 +323,23 @@ class HistoryWriter(Protocol):
         """
         self.write("freeze", clock=clock, frozen=frozen, layers=layers)
 
-    def activate(self, *, clock: int, inactive: Sequence[int]) -> None:
-        """From the barrier at `clock` on, these layers of the chain are inactive.
+    def activate(self, *, clock: int, inactive: Sequence[int], fresh: Sequence[int] = ()) -> None:
+        """From the barrier at `clock` on, these layers of the chain are inactive, and those are built anew.
 
         Written by the clock shard for each segment of a run whose active layers change, or are not all.
         """
-        self.write("activate", clock=clock, inactive=list(inactive))
+        anew = {"fresh": list(fresh)} if fresh else {}
+        self.write("activate", clock=clock, inactive=list(inactive), **anew)
+
+    def fresh(
+        self, *, vw: int, incarnation: int, stage: int, clock: int, layers: Sequence[int], digests: Sequence[str]
+    ) -> None:
+        """A stage has built layers anew at the barrier at `clock`: their indices, and digests of what it has built.
+
+        Written before its first minibatch there. All virtual workers have the same digests.
+        """
+        who = {"vw": vw, "incarnation": incarnation, "stage": stage}
+        self.write("fresh", **who, clock=clock, layers=list(layers), digests=list(digests))
 
     def norms(self, *, clock: int, vw: int, layers: Sequence[int], squares: Sequence[float]) -> None:
         """The squared norms of a virtual worker's gradients that have decided F at the barrier at `clock`.

@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,16 +51,9 @@ class RpcCounters:
         self._lock = threading.Lock()
         self._calls: dict[str, _Call] = {}
 
-    @contextmanager
-    def answering(self, method: str, context: _Context, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
+    def answering(self, method: str, context: _Context, clock: Clock = SYSTEM_CLOCK) -> AbstractContextManager[None]:
         """A context manager around a handler that counts the call as `handled` at any end."""
-        began = clock.monotonic()
-        try:
-            yield
-        finally:
-            code = context.code()
-            status = "OK" if code is None else code.name
-            self.handled(method, status=status, seconds=clock.monotonic() - began)
+        return _Answering(self, method, context, clock)
 
     def handled(self, method: str, *, status: str, seconds: float) -> None:
         """Count an ended call: `method` is gRPC's name (`/SERVICE/CALL`), `status` the name of its gRPC status."""
@@ -91,9 +84,30 @@ class RpcCounters:
 
     def _call(self, method: str) -> _Call:
         name = method.rpartition("/")[2]
-        if name not in self._calls and len(self._calls) >= MAX_CALLS:
-            name = OTHER
-        return self._calls.setdefault(name, _Call())
+        known = self._calls.get(name)
+        if known is None:
+            name = name if len(self._calls) < MAX_CALLS else OTHER
+            known = self._calls.setdefault(name, _Call())
+        return known
+
+
+@dataclass(slots=True)
+class _Answering(AbstractContextManager[None]):
+    """A call that is being answered. No generator: every call of every server passes here."""
+
+    counters: RpcCounters
+    method: str
+    context: _Context
+    clock: Clock
+    began: float = 0.0
+
+    def __enter__(self) -> None:
+        self.began = self.clock.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        code = self.context.code()
+        status = "OK" if code is None else code.name
+        self.counters.handled(self.method, status=status, seconds=self.clock.monotonic() - self.began)
 
 
 #: The counters of this process.

@@ -33,13 +33,13 @@ def check_activations(job: Job, chain: Sequence[Layer], batch: Batch, loss: Loss
         return
     names = [layer.name for layer in chain]
     if chain[0].cut is not None:
-        key = next(key for key, _, _ in given_activations(job))
+        given = next(given_activations(job))
         raise CallableError(
-            f"{key}: the layers of this model are those between the cuts of its own forward, which cannot be left out; "
-            "return an `nn.Sequential`, or a module with a method `layers()`"
+            f"{given.key}: the layers of this model are those between the cuts of its own forward, which cannot be "
+            "left out; return an `nn.Sequential`, or a module with a method `layers()`"
         )
-    for (key, _, _), activation in zip(given_activations(job), activations_of(job, names), strict=True):
-        _check(key, active_layers(chain, activation.inactive), batch, loss)
+    for given, activation in zip(given_activations(job), activations_of(job, names), strict=True):
+        _check(given.key, active_layers(chain, activation.inactive), batch, loss)
 
 
 def _check(key: str, layers: Sequence[Layer], batch: Batch, loss: LossFunction) -> None:

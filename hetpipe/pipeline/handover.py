@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from hetpipe.errors import MalformedFrame
 from hetpipe.link.policy import MAX_TENSORS, Frame, FrameKind
+from hetpipe.pipeline.chain import Layer
+from hetpipe.pipeline.frozen_cache import digest_of
 from hetpipe.values.ids import Clock, LayerIndex
 
 #: Tensor bytes after which a new frame begins: a link keeps a frame in memory as a whole.
@@ -32,8 +34,27 @@ class LayerState:
     optimizer: dict[str, dict[str, Tensor | float | int]] = field(default_factory=dict)
     """Parameter → `StageOptimizer.state` of it."""
 
+    @classmethod
+    def as_built(cls, layer: Layer) -> Self:
+        """That of a layer as its module is."""
+        module = layer.module
+        weights = {name: module.get_parameter(local).detach() for local, name in layer.parameters.items()}
+        return cls(weights, constant_state(layer))
+
+    @property
+    def digest(self) -> str:
+        """Of its weights and buffers, hexadecimal."""
+        return digest_of(tuple(value.cpu() for value in (*self.weights.values(), *self.buffers.values()))).hex()
+
 
 States = dict[LayerIndex, LayerState]
+
+
+def constant_state(layer: Layer) -> dict[str, Tensor]:
+    """Buffers of a layer and its parameters that are not trained, by the model's names; live."""
+    module = layer.module
+    frozen = {name: module.get_parameter(local).detach() for local, name in layer.frozen.items()}
+    return frozen | {name: module.get_buffer(local) for local, name in layer.buffers.items()}
 
 
 def frames_of(states: Mapping[LayerIndex, LayerState], clock: Clock) -> Iterator[Frame]:

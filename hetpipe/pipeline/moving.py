@@ -3,17 +3,17 @@
 Every stage does this after the barrier's work, which the old version of the plan does: it hands the layers that it
 loses to the neighbour in whose direction they go, takes those that it gets, and is built anew from the user's code with
 its new layers. Weights, buffers and the optimizer's state are those of the barrier, bit for bit. Where layers are
-frozen there (freezing.md), a stage is built in the same way, with or without layers that move.
+frozen there (freezing.md), a stage is built in the same way, with or without layers that move. So it is where some of
+its layers are built anew (dynamic-models.md §3): these then have no state but that with which they are built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from hetpipe import failpoints
 from hetpipe.decide.elastic.moving import Crossing, crossing
@@ -25,11 +25,11 @@ from hetpipe.observe.timeline import Activity
 from hetpipe.pipeline.callables import LossFunction, WeightedLosses
 from hetpipe.pipeline.chain import Layer, constants_of, forget_weights
 from hetpipe.pipeline.compute import StageCompute
-from hetpipe.pipeline.handover import LayerState, States, frames_of, received
+from hetpipe.pipeline.handover import LayerState, States, constant_state, frames_of, received
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.setup import SEND_SECONDS, StageIdentity, StageParts
 from hetpipe.pipeline.waiting import Waiter
-from hetpipe.values.ids import Clock, LayerIndex
+from hetpipe.values.ids import Clock, LayerIndex, Wave
 from hetpipe.values.plan import SlicePlan
 from hetpipe.weights.flat import BufferPool, FlatBuffer
 from hetpipe.weights.policy import StageWeights
@@ -66,6 +66,8 @@ class Rebuild:
     """The line of the script by which it is built at a clock, for messages; empty: none."""
     cut_at: Callable[[Clock, Clock], tuple[int, ...]] = lambda _after, _upto: ()
     """The bounds that the script decides above the first clock, up to the second one; empty: none."""
+    build_layers: Callable[[Clock, Collection[int]], States] | None = None
+    """The states of layers as they are built anew at the barrier at a clock; None: none ever is."""
 
 
 #: Of a stage whose layers never change.
@@ -101,7 +103,7 @@ class LayerMover:
             self._prepared = bounds, parts.frozen_layers, self._rebuild.build(bounds, parts.frozen_layers)
 
     def move(self, segment: SegmentRecord, member: SegmentMember) -> None:
-        """Adopt the plan version of `member`, and the frozen and the inactive layers with which `segment` begins.
+        """Adopt the plan version of `member`, and the frozen, inactive and fresh layers with which `segment` begins.
 
         The weights of its start are loaded.
 
@@ -115,15 +117,19 @@ class LayerMover:
         own = after[stage : stage + 2]
         is_frozen = own and _concerned(parts.frozen_layers, own) != _concerned(segment.frozen_layers, own)
         parts.frozen, parts.frozen_layers = segment.frozen, segment.frozen_layers
-        if after != before or is_frozen:
-            self._become(segment, member)
+        fresh = [LayerIndex(layer) for layer in segment.fresh if layer in range(*own)]
+        if after != before or is_frozen or fresh:
+            self._become(segment, member, fresh)
             parts.leave_out(segment.inactive)
         elif parts.inactive != frozenset(segment.inactive):
             parts.leave_out(segment.inactive)
         self._prepared = None
 
-    def _become(self, segment: SegmentRecord, member: SegmentMember) -> None:
-        """Exchange layers with the neighbours, and replace the stage by one with its new layers; see `move`."""
+    def _become(self, segment: SegmentRecord, member: SegmentMember, fresh: Sequence[LayerIndex]) -> None:
+        """Exchange layers with the neighbours, and replace the stage by one with its new layers; see `move`.
+
+        Its layers `fresh` are built anew.
+        """
         parts, clock = self._parts, segment.start
         prepared, self._prepared = self._prepared, None
         before, stage = parts.bounds, parts.identity.stage
@@ -137,6 +143,7 @@ class LayerMover:
         with span, failures_named(self._parts.identity, self._rebuild.line_at(clock)):
             states = self._exchanged(self._own_states(), after, clock)
             failpoints.reach("repartition.layers_half_moved")
+            states |= self._built_anew(fresh, clock)
             if prepared is not None and prepared[:2] == (after, segment.frozen_layers):
                 built = prepared[2]
             else:
@@ -144,6 +151,11 @@ class LayerMover:
                 with parts.guard:
                     built = self._rebuild.build(after, segment.frozen_layers)
             self._adopt(built, states, clock)
+        if fresh and parts.has_shards:
+            weights = built.pool.take_on_host()
+            for name, value in ((name, value) for layer in fresh for name, value in states[layer].weights.items()):
+                weights.views[name].copy_(value)
+            parts.synchroniser.push_fresh(Wave(clock), weights, fresh)
         parts.bounds = after
         failpoints.reach("repartition.stage_built")
         _log.info(
@@ -170,6 +182,24 @@ class LayerMover:
                 constant_state(layer),
                 {name: optimizer[name] for name in names if name in optimizer},
             )
+        return states
+
+    def _built_anew(self, fresh: Sequence[LayerIndex], clock: Clock) -> States:
+        """The states of these layers as they are built anew; tells the history what all members must have alike."""
+        if not fresh:
+            return {}
+        parts, build = self._parts, self._rebuild.build_layers
+        assert build is not None, "a stage of a run whose layers are built anew knows how"
+        with parts.guard:
+            states = build(clock, fresh)
+        parts.history.fresh(
+            vw=parts.identity.vw,
+            incarnation=parts.identity.incarnation,
+            stage=parts.identity.stage,
+            clock=clock,
+            layers=list(states),
+            digests=[state.digest for state in states.values()],
+        )
         return states
 
     def _exchanged(self, states: States, after: Sequence[int], clock: Clock) -> States:
@@ -246,13 +276,6 @@ def failures_named(who: StageIdentity, line: str) -> Iterator[None]:
             raise
         what = str(error) if isinstance(error, HetpipeError) else f"{type(error).__name__}: {error}"
         raise ScriptFailed(f"{line}, but {who} cannot: {what}; change the line, or remove it") from error
-
-
-def constant_state(layer: Layer) -> dict[str, Tensor]:
-    """Buffers of a layer and its parameters that are not trained, by the model's names; live."""
-    module = layer.module
-    frozen = {name: module.get_parameter(local).detach() for local, name in layer.frozen.items()}
-    return frozen | {name: module.get_buffer(local) for local, name in layer.buffers.items()}
 
 
 def own_layers(bounds: Sequence[int], stage: int) -> tuple[int, ...]:

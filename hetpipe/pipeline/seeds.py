@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from hetpipe.values.ids import LayerIndex, Minibatch, VirtualWorkerIndex
+from hetpipe.values.ids import Clock, LayerIndex, Minibatch, VirtualWorkerIndex
 
 #: Exclusive upper bound on seeds of NumPy's global generator.
 _NUMPY_SEEDS = 1 << 32
@@ -46,6 +46,11 @@ def evaluation_layer_seed(seed: int, vw: VirtualWorkerIndex, number: int, layer:
 def evaluation_fetch_seed(seed: int, vw: VirtualWorkerIndex, number: int) -> int:
     """Seed (63 bits) for reading the samples of evaluation minibatch `number` (from 1) of `vw`."""
     return _digest("evaluation fetch", seed, vw, number)
+
+
+def fresh_seed(seed: int, clock: Clock) -> int:
+    """Seed (63 bits) under which the model is built whose layers are built anew at the barrier at `clock`."""
+    return _digest("fresh", seed, clock)
 
 
 def dataset_seed(seed: int, key: str) -> int:

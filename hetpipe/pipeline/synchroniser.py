@@ -65,6 +65,13 @@ class Synchroniser(Protocol):
         """
         ...
 
+    def push_fresh(self, wave: Wave, weights: FlatBuffer, layers: Collection[int]) -> None:
+        """Stage the weights of layers that are built anew for the segment that begins with `wave`, before that wave.
+
+        In host memory; takes ownership of `weights`, of which other layers are ignored.
+        """
+        ...
+
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """Pull w^(clock) for `SyncListener.on_fetched`. With `ahead`, a prefetch, which may be too late."""
         ...

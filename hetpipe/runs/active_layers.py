@@ -13,6 +13,7 @@ from typing import Any
 
 from hetpipe.runs.run_folder import plan_in
 from hetpipe.values.activation import Activation, layers_text
+from hetpipe.values.ids import Clock
 from hetpipe.values.rewinds import run_folders
 
 #: Layers named in a sentence.
@@ -28,17 +29,30 @@ class InactiveSince:
     """Their indices; empty: all are active again."""
     names: tuple[str, ...]
     """Of the model, in the same order; empty if unknown."""
+    fresh: tuple[int, ...] = ()
+    """The active ones that are built anew there."""
+    fresh_names: tuple[str, ...] = ()
+    """Likewise."""
 
     def __str__(self) -> str:
-        """`layers 1-2 (a1, a2) from clock 4 on`."""
-        return f"{self.layers_text} from clock {self.clock} on"
+        """`layers 1-2 (a1, a2) from clock 4 on, with layer 3 (b1) built anew`."""
+        return f"{self.layers_text} from clock {self.clock} on" + self.fresh_text
 
     @property
     def layers_text(self) -> str:
         """`layers 1-2 (a1, a2)`, or `none`."""
-        named = ", ".join(self.names[:_MOST_NAMED])
-        more = f", and {len(self.names) - _MOST_NAMED} more" if len(self.names) > _MOST_NAMED else ""
-        return layers_text(self.layers) + (f" ({named}{more})" if named else "")
+        return _named(self.layers, self.names)
+
+    @property
+    def fresh_text(self) -> str:
+        """`, with layer 3 (b1) built anew`; empty where none is."""
+        return f", with {_named(self.fresh, self.fresh_names)} built anew" if self.fresh else ""
+
+
+def _named(layers: tuple[int, ...], names: tuple[str, ...]) -> str:
+    named = ", ".join(names[:_MOST_NAMED])
+    more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return layers_text(layers) + (f" ({named}{more})" if named else "")
 
 
 def read_inactive(run_dir: Path, reached: int | None) -> tuple[InactiveSince, ...]:
@@ -55,7 +69,9 @@ def read_inactive(run_dir: Path, reached: int | None) -> tuple[InactiveSince, ..
 def inactive_of(
     activations: Sequence[Activation], facts: Mapping[str, Any], reached: int | None
 ) -> tuple[InactiveSince, ...]:
-    """The inactive layers, one entry per barrier at which they have changed, in order; none where all have been active.
+    """The inactive layers, one entry per barrier at which they have changed, in order.
+
+    None where all have been active, as they were left.
 
     Args:
         activations: of the plan.
@@ -63,17 +79,22 @@ def inactive_of(
         reached: the global clock; None: the run has not begun.
     """
     start = facts.get("start") if isinstance(facts, Mapping) else None
-    begin, before = (start.get("clock"), start.get("inactive")) if isinstance(start, Mapping) else (0, ())
-    begin, before = int(begin or 0), tuple(map(int, before or ()))
+    given = start if isinstance(start, Mapping) else {}
+    begin = Clock(int(given.get("clock") or 0))
+    before, renewed = (tuple(map(int, given.get(key) or ())) for key in ("inactive", "fresh"))
     if not begin:
         before = next((one.inactive for one in activations if one.clock == 0), before)
-    changes = [(begin, before)]
-    changes += [(one.clock, one.inactive) for one in activations if begin < one.clock <= (reached or 0)]
-    if not any(layers for _, layers in changes):
+    changes = [Activation(begin, before, renewed)]
+    changes += [one for one in activations if begin < one.clock <= (reached or 0)]
+    if not any(one.inactive or one.fresh for one in changes):
         return ()
     names = facts.get("layers") if isinstance(facts, Mapping) else None
     known = [str(name) for name in names] if isinstance(names, list) else []
+
+    def names_of(layers: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(known[layer] for layer in layers if layer < len(known))
+
     return tuple(
-        InactiveSince(clock, layers, tuple(known[layer] for layer in layers if layer < len(known)))
-        for clock, layers in changes
+        InactiveSince(one.clock, one.inactive, names_of(one.inactive), one.fresh, names_of(one.fresh))
+        for one in changes
     )

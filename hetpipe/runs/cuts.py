@@ -35,7 +35,7 @@ _SCRIPT = "script"
 class CutChange:
     """Another cut of a virtual worker, or other memory policies, from a clock on; or it leaves or joins there.
 
-    Or another cut was searched there, and its layers stay where they are.
+    Or another cut was searched or requested there, and its layers stay where they are.
     """
 
     clock: int
@@ -82,7 +82,8 @@ class CutChange:
             case "move":
                 return f"is cut {self.layers_text}"
             case "stay":
-                return f"stays as it is cut, not {self.layers_text}" if self.predicted_gain else "stays as it is cut"
+                is_other = self.stages and self.predicted_gain != 0.0
+                return f"stays as it is cut, not {self.layers_text}" if is_other else "stays as it is cut"
             case "drop":
                 return "leaves"
             case "add":

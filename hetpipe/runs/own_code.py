@@ -34,6 +34,8 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 _IMPORTABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NOT_IN_NAMES = re.compile(r"\W", re.ASCII)
+_NOT_IN_JOB_NAMES = re.compile(r"[^\w.-]", re.ASCII)
+_JOB_NAME_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,19 @@ class Program:
         ipython = sys.modules.get("IPython")
         shell = None if ipython is None else ipython.get_ipython()
         return cls() if shell is None else cls(cells=tuple(shell.user_ns.get("In", ())))
+
+    @property
+    def job_name(self) -> str:
+        """The name of a job that has none: that of the script or module that runs, or `notebook`; empty if unknown."""
+        if self.cells:
+            return "notebook"
+        main = self.modules.get(_MAIN)
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        if spec is not None and spec.name not in (_MAIN, None):  # python -m package.module
+            name = spec.name.removesuffix(f".{_MAIN}").rpartition(".")[2]
+        else:
+            name = Path(file).stem if file is not None and file.endswith(".py") else ""
+        return _NOT_IN_JOB_NAMES.sub("_", name).lstrip("._-")[:_JOB_NAME_CHARACTERS]
 
 
 @dataclass(frozen=True, slots=True)

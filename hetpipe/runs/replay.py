@@ -13,7 +13,7 @@ an undisturbed one. Of other waves, or without a history, they are those of an u
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +38,7 @@ from hetpipe.pipeline.chain import Layer, freeze
 from hetpipe.pipeline.compute import StageCompute
 from hetpipe.pipeline.cuda import use_device
 from hetpipe.pipeline.data import read_minibatch
+from hetpipe.pipeline.fresh_layers import built_anew
 from hetpipe.pipeline.hugging_face import load_strictly
 from hetpipe.pipeline.layering import layers_of_job, on_output
 from hetpipe.pipeline.seeds import preserved_generators
@@ -220,6 +221,8 @@ def _used_by(
             if barrier.start.checkpoint is not None:
                 load_strictly(model, read_checkpoint_state(str(barrier.start.checkpoint)))
             chain = layers_of_job(job, import_path, model, dataset)
+            for layer, state in built_anew(job, import_path, progress.clock, progress.fresh).items():
+                _load(chain[layer], {**state.weights, **state.buffers})
             layers = freeze(chain, 0, len(chain), _frozen_layers(job, barrier.start), job.freeze.mode)
             block = barrier.blocks[p - barrier.origin - 1]
             return _Used(layers, barrier.inactive, block, barrier.epoch, progress.clock)
@@ -278,14 +281,19 @@ def _repeated(
             scratch=Path(scratch),
         )
     chain = layers_of_job(job, import_path, build_model(job, import_path), dataset)
-    with torch.no_grad():
-        for layer in chain:
-            for local, name in (*layer.parameters.items(), *layer.frozen.items()):
-                layer.module.get_parameter(local).copy_(seen.tensors[name])
-            for local, name in layer.buffers.items():
-                layer.module.get_buffer(local).copy_(seen.tensors[name])
+    for layer in chain:
+        _load(layer, seen.tensors)
     layers = freeze(chain, 0, len(chain), seen.frozen, job.freeze.mode)
     return _Used(layers, seen.inactive, blocks[p - wave.first], wave.epoch, seen.clock)
+
+
+@torch.no_grad()
+def _load(layer: Layer, tensors: Mapping[str, Tensor]) -> None:
+    """Load weights and buffers by their names in the model."""
+    for local, name in (*layer.parameters.items(), *layer.frozen.items()):
+        layer.module.get_parameter(local).copy_(tensors[name])
+    for local, name in layer.buffers.items():
+        layer.module.get_buffer(local).copy_(tensors[name])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hetpipe.errors import JobError, UserError
 from hetpipe.job.file import Job, Overrides, load_job
 from hetpipe.loggers.kinds import missing
 from hetpipe.report.text import shown_path
-from hetpipe.runs.own_code import Program, own_code, write_cells
+from hetpipe.runs.own_code import OwnCode, Program, own_code, write_cells
 from hetpipe.runs.resume import check_not_finished, check_resumed
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.shell import Shell
@@ -77,7 +77,7 @@ def given_run(
     """
     if job is None and resume is None and overrides:
         job = {}
-    given = own_code(job if isinstance(job, Mapping) else {}, overrides, Program.current())
+    given = _given(job, overrides)
     source = given.job if isinstance(job, Mapping) else job
     request = new_run(source, given.overrides, resume=resume, coordinator=coordinator, shell=shell)
     request = replace(request, import_path=given.import_path or request.import_path)
@@ -95,7 +95,7 @@ def given_job(job: JobSource | None, overrides: Mapping[str, object], shell: She
         JobError: with every mistake.
         UserError: its functions come from several folders.
     """
-    given = own_code(job if isinstance(job, Mapping) else {}, overrides, Program.current())
+    given = _given({} if job is None else job, overrides)
     source = given.job if job is None or isinstance(job, Mapping) else job
     loaded = load_job(source, given.overrides)
     with TemporaryDirectory(prefix="hetpipe-cells-") as folder:
@@ -103,6 +103,19 @@ def given_job(job: JobSource | None, overrides: Mapping[str, object], shell: She
         if given.cells is not None:
             path = write_cells(given.cells, Path(folder), beside=shell.current)
         yield loaded, replace(shell, current=path)
+
+
+def _given(job: JobSource | None, overrides: Mapping[str, object]) -> OwnCode:
+    """A job without Python objects; a mapping without a name has that of the program.
+
+    Raises:
+        JobError, UserError: as `own_code`.
+    """
+    program = Program.current()
+    if not isinstance(job, Mapping):
+        return own_code({}, overrides, program)
+    named = {"name": program.job_name} if program.job_name and "name" not in overrides else {}
+    return own_code({**named, **job}, overrides, program)
 
 
 def _check_loggers(job: Job, coordinator: str | None) -> None:

@@ -125,6 +125,12 @@ class RunFolder:
             ) from error
         return folder
 
+    def discard(self) -> None:
+        """Remove the folder of a run that was not begun; one that has files stays."""
+        with suppress(OSError):
+            self.logs.rmdir()
+            self.path.rmdir()
+
     @property
     def logs(self) -> Path:
         """The folder of the logs."""

@@ -138,19 +138,20 @@ class Pages:
     # -- what is read ------------------------------------------------------------------------------------------------
 
     def _briefs(self) -> list[Brief]:
-        paths = list(runs_in(self._runs_dir).values())
-        job_status = self._coordinators.statuses(paths)
-        return [brief for path in paths if (brief := self._brief(path, job_status.get(path))) is not None]
+        runs = runs_in(self._runs_dir)
+        job_status = self._coordinators.statuses(runs.values())
+        briefs = (self._brief(path, name, job_status.get(path)) for name, path in runs.items())
+        return [brief for brief in briefs if brief is not None]
 
-    def _brief(self, path: Path, job_status: JobStatus | None) -> Brief | None:
+    def _brief(self, path: Path, name: str, job_status: JobStatus | None) -> Brief | None:
         try:
             changed = (path / "result.json").stat().st_mtime_ns
         except OSError:
-            return brief_of(path, job_status, self._shell)
+            return brief_of(path, name, job_status, self._shell)
         known = self._ended.get(path)
         if known is not None and known[0] == changed:
             return known[1]
-        brief = brief_of(path, job_status, self._shell)
+        brief = brief_of(path, name, job_status, self._shell)
         if brief is not None:
             self._ended[path] = changed, brief
         return brief
@@ -165,7 +166,7 @@ class Pages:
         if path is None:
             raise HTTPException(404, f"There is no run {name} in {self._runs_dir}.")
         with self._lock:
-            opened = self._open.setdefault(path, _CachedRun(OpenRun(path)))
+            opened = self._open.setdefault(path, _CachedRun(OpenRun(path, name)))
             self._open.move_to_end(path)
             while len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
@@ -325,9 +326,9 @@ def make_app(runs_dir: Path, shell: Shell, *, token: str | None, hosts: Collecti
         Route("/", pages.runs),
         Route("/events", pages.runs_changes),
         Route("/compare", pages.compare),
-        Route("/runs/{name}", pages.run),
-        Route("/runs/{name}/events", pages.run_changes),
-        Route("/runs/{name}/logs/{log}", pages.log),
+        Route("/runs/{name:path}/logs/{log}", pages.log),
+        Route("/runs/{name:path}/events", pages.run_changes),
+        Route("/runs/{name:path}", pages.run),
     ]
     return AccessGuard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), token=token, hosts=hosts)
 

@@ -490,7 +490,7 @@ def _plan_facts(snapshot: RunSnapshot) -> list[tuple[str, str]]:
         reason = f": {reasons[one.clock]}" if one.clock in reasons else ""
         facts.append((f"frozen from clock {one.clock} on", f"{one.layers_text}{reason}"))
     for since in snapshot.inactive:
-        facts.append((f"inactive from clock {since.clock} on", since.layers_text))
+        facts.append((f"inactive from clock {since.clock} on", since.layers_text + since.fresh_text))
     if snapshot.brief.status.cache is not None:
         facts.append(("cache behind frozen layers", cache_text(snapshot.brief.status.cache).removeprefix("cache: ")))
     return facts

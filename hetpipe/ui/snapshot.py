@@ -100,7 +100,7 @@ class Brief:
     """A run in the list of runs."""
 
     name: str
-    """Of its folder."""
+    """Of its folder; of a run of a comparison, below the folder of that."""
     record: RunRecord
     status: RunStatus
     job: Mapping[str, Any]
@@ -132,13 +132,18 @@ class RunSnapshot:
 
 
 def runs_in(runs_dir: Path) -> dict[str, Path]:
-    """The runs in a folder by name: its own subfolders with a `run.json`, no links."""
+    """The runs in a folder by name: its subfolders with a `run.json`, and those of the others; no links."""
+    own = _folders_in(runs_dir)
+    inner = [one for path in own if not (path / "run.json").is_file() for one in _folders_in(path)]
+    return {str(one.relative_to(runs_dir)): one for one in [*own, *inner] if (one / "run.json").is_file()}
+
+
+def _folders_in(path: Path) -> list[Path]:
     try:
-        with os.scandir(runs_dir) as entries:
-            found = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        with os.scandir(path) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        return {}
-    return {entry.name: Path(entry.path) for entry in found if (Path(entry.path) / "run.json").is_file()}
+        return []
 
 
 def ask(path: Path, shell: Shell) -> JobStatus | None:
@@ -153,8 +158,8 @@ def ask(path: Path, shell: Shell) -> JobStatus | None:
         return None
 
 
-def brief_of(path: Path, job_status: JobStatus | None, shell: Shell) -> Brief | None:
-    """Read a run for the list; None if the folder is no run, or one that is being created."""
+def brief_of(path: Path, name: str, job_status: JobStatus | None, shell: Shell) -> Brief | None:
+    """Read the run `name` for the list; None if the folder is no run, or one that is being created."""
     folder = RunFolder(path)
     try:
         record, result = folder.read_record(), folder.read_result()
@@ -163,7 +168,7 @@ def brief_of(path: Path, job_status: JobStatus | None, shell: Shell) -> Brief | 
         return None
     facts = _object(run_folders(path)[-1] / "facts.json")
     return Brief(
-        name=path.name,
+        name=name,
         record=record,
         status=status,
         job=_object(path / "job.json"),
@@ -177,9 +182,10 @@ def brief_of(path: Path, job_status: JobStatus | None, shell: Shell) -> Brief | 
 class OpenRun:
     """A run whose page is open. Not thread-safe."""
 
-    def __init__(self, path: Path) -> None:
-        """Refer to the run in the folder `path`, without access to it."""
+    def __init__(self, path: Path, name: str) -> None:
+        """Refer to the run `name` in the folder `path`, without access to it."""
         self.path = path
+        self._name = name
         self._metrics: dict[Path, FollowedMetrics] = {}
         self._clocks: dict[Path, FollowedCurve] = {}
         self._events: deque[LoggedEvent] = deque(maxlen=_MOST_EVENTS)
@@ -187,7 +193,7 @@ class OpenRun:
 
     def read(self, job_status: JobStatus | None, shell: Shell) -> RunSnapshot | None:
         """Read the run; None if the folder is no run, or one that is being created."""
-        brief = brief_of(self.path, job_status, shell)
+        brief = brief_of(self.path, self._name, job_status, shell)
         if brief is None:
             return None
         folder = RunFolder(self.path)

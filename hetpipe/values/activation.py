@@ -20,6 +20,8 @@ class Activation:
     """The barrier; 0: the start of the job."""
     inactive: tuple[int, ...]
     """Their indices in the chain, ascending."""
+    fresh: tuple[int, ...] = ()
+    """The active ones that are built anew there, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,15 @@ def inactive_at(
     """
     due = [activation.inactive for activation in activations if after < activation.clock <= upto]
     return due[-1] if due else inactive
+
+
+def fresh_at(activations: Iterable[Activation], *, after: Clock, upto: Clock) -> tuple[int, ...]:
+    """The layers that are built anew at the barrier at `upto`; arguments as of `inactive_at`.
+
+    >>> fresh_at([Activation(Clock(4), (2,), (1,))], after=Clock(0), upto=Clock(4))
+    (1,)
+    """
+    return next((each.fresh for each in reversed([*activations]) if after < each.clock <= upto), ())
 
 
 def started_with(activations: Iterable[Activation], inactive: tuple[int, ...], start: Clock) -> tuple[int, ...]:

@@ -152,19 +152,23 @@ class WavesDecision:
 
 @dataclass(frozen=True, slots=True)
 class StayDecision:
-    """A virtual worker with a slow stage was planned again, and its layers stay where they are. It changes nothing."""
+    """Layers of a virtual worker stay where they are. It changes nothing.
+
+    The virtual worker had a slow stage and was planned again; or a move was requested, and never took effect.
+    """
 
     at: DecisionMoment
-    """The newest clock when it was planned."""
+    """The newest clock at that time."""
     do: Literal["stay"]
     vw: VirtualWorkerIndex
     stages: tuple[int, ...]
-    """Layers of each stage by the best cut, which may be the one in force; empty: none fits in memory."""
+    """Layers of each stage by the best cut, which may be the one in force, or by the requested one; empty: none fits
+    in memory."""
     by: Name
-    """What asked for a plan: `straggler`."""
+    """What asked for a plan, or for the move: `straggler` or `operator`."""
     reason: Sentence
     predicted_gain: float | None
-    """Speed-up of the job by the best cut, as a fraction; None: there is none."""
+    """Speed-up of the job by that cut, as a fraction; None: there is none, or it was not predicted."""
     wall: float
     """When this was written, in seconds since 1970."""
 

@@ -120,6 +120,8 @@ class PushHeader:
     requester: Requester
     wave: Wave | None
     slices: tuple[SliceHeader, ...]
+    fresh: bool = False
+    """Whether these are weights of layers that are built anew, for the segment that begins with this wave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,8 @@ class Progress:
     (freezing.md §4)."""
     inactive: tuple[int, ...] = ()
     """The layers that are inactive from this barrier on (dynamic-models.md)."""
+    fresh: tuple[int, ...] = ()
+    """The layers that are built anew at this barrier: the weights of its clock are the old ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,15 +225,15 @@ class Guard(grpc.ServerInterceptor):
         if peer is None and self._access is not None:
             peer = peer_of(context)  # whose message names the reason
         claim = None if peer is None else check_role(call, peer, self._access or {})
-        both_ways = handler.request_streaming and handler.response_streaming
-        messages = self._watched((call, context), messages, first_only=both_ways)
-        requests = map(partial(_read, handler.request_deserializer), messages)
-        if peer is None or claim is None:
-            return requests if handler.request_streaming else self._only(requests, (call, context))
         if not handler.request_streaming:
-            request = self._only(requests, (call, context))
-            check_claim(call, peer, claim, request)
+            request = _read(handler.request_deserializer, self._only((call, context), messages))
+            if peer is not None and claim is not None:
+                check_claim(call, peer, claim, request)
             return request
+        watched = self._watched((call, context), messages, first_only=handler.response_streaming)
+        requests = map(partial(_read, handler.request_deserializer), watched)
+        if peer is None or claim is None:
+            return requests
         for first in requests:
             check_claim(call, peer, claim, first)
             return chain((first,), requests)
@@ -243,22 +243,21 @@ class Guard(grpc.ServerInterceptor):
         self, key: tuple[str, grpc.ServicerContext], messages: Iterator[bytes], *, first_only: bool
     ) -> Iterator[bytes]:
         """`messages`, recording the waits for each; two kinds of stream may be silent for long once begun."""
-        uploads, clock = self._uploads, self._clock
-        uploads.begin(key, now=clock.monotonic())
-        uploads.wait(key, now=clock.monotonic())
+        upload = self._uploads.begin(key, now=self._clock.monotonic())
         for message in messages:
-            uploads.arrived(key)
+            upload.waits_since = None
             if first_only:
-                uploads.end(key)
+                self._uploads.end(key)
             yield message
-            uploads.wait(key, now=clock.monotonic())
-        uploads.arrived(key)  # the end of the stream; `_answer` records the end of the call
+            upload.waits_since = self._clock.monotonic()
+        upload.waits_since = None  # the end of the stream; `_answer` records the end of the call
 
-    def _only(self, requests: Iterator[Any], key: tuple[str, grpc.ServicerContext]) -> Any:
-        """The single request of a unary call."""
-        for request in requests:
+    def _only(self, key: tuple[str, grpc.ServicerContext], messages: Iterator[bytes]) -> bytes:
+        """The single message of a unary call."""
+        self._uploads.begin(key, now=self._clock.monotonic())
+        for message in messages:
             self._uploads.end(key)
-            return request
+            return message
         raise ProtocolViolation("the call ended before its request")
 
     # -- who calls, and how it ends ----------------------------------------------------------------------------------

@@ -19,9 +19,8 @@ on more.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Generic, TypeVar
@@ -90,38 +89,26 @@ class Admission:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: Counter[str] = Counter()
-        self._streams: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
-        self._groups: Counter[str] = Counter()
+        self._calls: dict[str, int] = {}
+        self._streams: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
 
-    @contextmanager
     def call(
         self, peer: str, limits: Limits, *, is_stream: bool, group: tuple[str, int | None] = ("", None)
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Count a call while it runs; `group` is the peer's role with its limit.
 
         Raises:
-            Busy: `peer` or its role has reached its limit.
+            Busy: on entry, if `peer` or its role has reached its limit.
         """
         role, room = group
-        counted = [
-            (self._calls, peer, limits.calls_per_peer, "calls"),
-            (self._groups, role, room, "calls of its role"),
-            (self._streams, peer, limits.streams_per_peer, "streams"),
-        ][: 3 if is_stream else 2]
-        with self._lock:
-            for counter, key, limit, what in counted:
-                if limit is not None and counter[key] >= limit:
-                    raise Busy(f"{peer} has {counter[key]} {what} in progress, and the limit is {limit}; retry later")
-            for counter, key, _, _ in counted:
-                counter[key] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                for counter, key, _, _ in counted:
-                    _subtract(counter, key, 1)
+        counters = [(self._calls, peer, limits.calls_per_peer, "calls")]
+        if room is not None:
+            counters.append((self._groups, role, room, "calls of its role"))
+        if is_stream:
+            counters.append((self._streams, peer, limits.streams_per_peer, "streams"))
+        return _Counted(self._lock, peer, counters)
 
     @contextmanager
     def bytes_in_flight(self, peer: str, num_bytes: int, limits: Limits) -> Iterator[None]:
@@ -131,7 +118,7 @@ class Admission:
             Busy: the limit of this peer or of all peers is exceeded.
         """
         with self._lock:
-            mine, everyone = self._bytes[peer], self._bytes.total()
+            mine, everyone = self._bytes.get(peer, 0), sum(self._bytes.values())
             for whose, under_way, limit in (
                 (peer, mine, limits.bytes_per_peer),
                 ("all peers together", everyone, limits.bytes_in_total),
@@ -141,7 +128,7 @@ class Admission:
                         f"{bytes_text(under_way)} from {whose} are in flight, and {bytes_text(num_bytes)} more would "
                         f"exceed the limit of {bytes_text(limit)}; retry later"
                     )
-            self._bytes[peer] += num_bytes
+            self._bytes[peer] = mine + num_bytes
         try:
             yield
         finally:
@@ -155,73 +142,89 @@ class Admission:
             return len(self._calls.keys() | self._bytes.keys())
 
 
-def _subtract(counter: Counter[str], peer: str, number: int) -> None:
-    counter[peer] -= number
-    if not counter[peer]:
-        del counter[peer]  # so that short-lived peers leave no entries behind
+@dataclass(slots=True)
+class _Counted(AbstractContextManager[None]):
+    """A call that is counted. No generator: every call of every server passes here."""
+
+    lock: threading.Lock
+    peer: str
+    counters: list[tuple[dict[str, int], str, int | None, str]]
+    """Each with the key of the call, its limit, and what is limited."""
+
+    def __enter__(self) -> None:
+        with self.lock:
+            for counter, key, limit, what in self.counters:
+                running = counter.get(key, 0)
+                if limit is not None and running >= limit:
+                    raise Busy(f"{self.peer} has {running} {what} in progress, and the limit is {limit}; retry later")
+            for counter, key, *_ in self.counters:
+                counter[key] = counter.get(key, 0) + 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            for counter, key, *_ in self.counters:
+                _subtract(counter, key, 1)
+
+
+def _subtract(counter: dict[str, int], key: str, number: int) -> None:
+    left = counter.get(key, 0) - number
+    if left:
+        counter[key] = left
+    else:
+        counter.pop(key, None)  # so that short-lived peers leave no entries behind
 
 
 @dataclass(slots=True)
-class _Upload:
+class Upload:
+    """An upload of which the peer has more to send; used by the thread that reads it."""
+
     began: float
-    waits_since: float | None = None
+    waits_since: float | None
+    """When the thread began to wait for the next message; None: it has one."""
     is_overdue: bool = False
 
 
 class Uploads(Generic[KeyT]):
-    """Uploads whose peer has more to send, with the time since when. Thread-safe; the time is an argument."""
+    """Uploads whose peer has more to send, with the time since when. The time is an argument.
+
+    Thread-safe without a lock, as each method is one atomic operation on a dict, or works on a copy.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._lock = threading.Lock()
-        self._uploads: dict[KeyT, _Upload] = {}
+        self._uploads: dict[KeyT, Upload] = {}
 
     def __len__(self) -> int:
         """Number of uploads in progress."""
-        with self._lock:
-            return len(self._uploads)
+        return len(self._uploads)
 
-    def begin(self, key: KeyT, *, now: float) -> None:
-        """Start tracking an upload."""
-        with self._lock:
-            self._uploads[key] = _Upload(now)
-
-    def wait(self, key: KeyT, *, now: float) -> None:
-        """Start waiting for its next message."""
-        with self._lock:
-            if key in self._uploads:
-                self._uploads[key].waits_since = now
-
-    def arrived(self, key: KeyT) -> None:
-        """Record the arrival of a message."""
-        with self._lock:
-            if key in self._uploads:
-                self._uploads[key].waits_since = None
+    def begin(self, key: KeyT, *, now: float) -> Upload:
+        """Start tracking an upload, whose first message is waited for."""
+        upload = self._uploads[key] = Upload(now, now)
+        return upload
 
     def end(self, key: KeyT) -> None:
         """Stop tracking an upload that is complete or no longer wanted."""
-        with self._lock:
-            self._uploads.pop(key, None)
+        self._uploads.pop(key, None)
 
     def overdue(self, *, now: float) -> list[tuple[KeyT, DeadlineExceeded]]:
         """Uploads that have timed out, each with the message to end it with. Each is returned once."""
         found: list[tuple[KeyT, DeadlineExceeded]] = []
-        with self._lock:
-            for key, upload in self._uploads.items():
-                sentence = "" if upload.is_overdue else self._reproach(upload, now)
-                if sentence:
-                    upload.is_overdue = True
-                    found.append((key, DeadlineExceeded(sentence)))
+        for key, upload in self._uploads.copy().items():
+            sentence = "" if upload.is_overdue else self._reproach(upload, now)
+            if sentence:
+                upload.is_overdue = True
+                found.append((key, DeadlineExceeded(sentence)))
         return found
 
     def is_overdue(self, key: KeyT) -> bool:
         """Whether an upload was returned by `overdue` and has not ended since."""
-        with self._lock:
-            return key in self._uploads and self._uploads[key].is_overdue
+        upload = self._uploads.get(key)
+        return upload is not None and upload.is_overdue
 
-    def _reproach(self, upload: _Upload, now: float) -> str:
-        limits = self._limits
-        waited = 0.0 if upload.waits_since is None else now - upload.waits_since
+    def _reproach(self, upload: Upload, now: float) -> str:
+        limits, since = self._limits, upload.waits_since
+        waited = 0.0 if since is None else now - since
         if waited >= limits.idle_seconds:
             return f"nothing was received for {waited:.0f} s, and the limit is {limits.idle_seconds:g} s; call again"
         if now - upload.began >= limits.upload_seconds:

@@ -78,7 +78,8 @@ class Handlers:
         encoded = _encoder()
 
         def answer(request: RequestT, context: Context) -> bytes:
-            self._check_order(call, context)
+            if call.is_order:
+                self._check_order(call, context)
             return encoded(handle(request, context))
 
         read = reader(call, call.request)
@@ -184,9 +185,8 @@ class Handlers:
         Raises:
             StaleTerm: it does not.
         """
-        if call.is_order:
-            assert self._fence is not None, f"{call.name} is an order, but this service tracks no fence"
-            self._fence().check(fence_of(context))
+        assert self._fence is not None, f"{call.name} is an order, but this service tracks no fence"
+        self._fence().check(fence_of(context))
 
 
 def reader(call: Call, kind: type[RequestT]) -> Callable[[bytes], RequestT]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from hetpipe.checker import Kind
@@ -15,6 +16,9 @@ _corruption = partial(register, ACTIVATE_CORRUPTIONS)
 #: Six layers, three on each stage; even ones have their slice on the clock shard. Waves of two minibatches. From clock
 #: 2 on the whole first stage is inactive.
 CHANGING = Scenario(inactive=((0, (1, 4)), (2, (0, 1, 2)), (4, (2,))), num_samples=32, checkpoint_every=None)
+
+#: Some layers are built anew: one of the last stage, and later some of both.
+RENEWING = replace(CHANGING, inactive=((0, (1, 4)), (2, (0, 1, 2)), (3, (2,))), fresh=((2, (4,)), (3, (1, 3))))
 
 
 @_corruption(CHANGING, Kind.ACTIVATE, Kind.INACTIVE_LAYERS, Kind.INACTIVE_STAGED, Kind.COMMITTED_UNSTAGED)
@@ -66,3 +70,38 @@ def a_slice_of_an_inactive_layer(histories: Histories) -> None:
 @_corruption(CHANGING, Kind.COMMITTED_UNSTAGED)
 def an_active_layer_is_not_staged(histories: Histories) -> None:
     remove(histories, CLOCK_SHARD, event="staged", vw=0, stage=1, wave=2)
+
+
+@_corruption(RENEWING, Kind.ACTIVATE, Kind.FRESH)
+def other_layers_are_built_anew_than_the_job_says(histories: Histories) -> None:
+    record(histories, CLOCK_SHARD, event="activate", clock=3)["fresh"] = [1]
+
+
+@_corruption(RENEWING, Kind.ACTIVATE, Kind.FRESH)
+def layers_are_built_anew_that_nobody_recorded(histories: Histories) -> None:
+    del record(histories, CLOCK_SHARD, event="activate", clock=2)["fresh"]
+
+
+@_corruption(RENEWING, Kind.FRESH)
+def a_stage_goes_on_with_layers_as_they_were_left(histories: Histories) -> None:
+    remove(histories, LAST_STAGE, event="fresh", clock=2)
+
+
+@_corruption(RENEWING, Kind.FRESH)
+def a_stage_builds_some_of_its_layers_only(histories: Histories) -> None:
+    line = record(histories, LAST_STAGE, event="fresh", clock=3)
+    line["layers"], line["digests"] = [], []
+
+
+@_corruption(RENEWING, Kind.FRESH)
+def a_stage_computes_before_it_has_built_them(histories: Histories) -> None:
+    lines = histories[FIRST_STAGE]
+    line = record(histories, FIRST_STAGE, event="fresh", clock=3)
+    at = lines.index(line)
+    computed = next(place for place in range(at, len(lines)) if lines[place]["event"] == "forward")
+    lines.insert(computed, lines.pop(at))
+
+
+@_corruption(RENEWING, Kind.FRESH)
+def virtual_workers_build_other_weights(histories: Histories) -> None:
+    record(histories, FIRST_STAGE, event="fresh", clock=3)["digests"] = ["0" * 32]

@@ -65,6 +65,8 @@ class Scenario:
     """Where norms have decided that: α; the least ones are those of the last layer."""
     inactive: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(clock, layers that are inactive from there on), in order of time; clock 0 is the start."""
+    fresh: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(clock of one of these, layers that are built anew there)."""
     policies: tuple[tuple[str, int, int, tuple[int | str, ...], str], ...] = ()
     """(`clock` or `p`, its number, worker, layers, their memory policy from there on), in order of time."""
     stop_at: int | None = None
@@ -144,7 +146,12 @@ class Scenario:
             job["elastic"] = {
                 "active": self._active(at_start[1]),
                 "script": [
-                    {"at": {"clock": clock}, "do": "activate", "active": self._active(layers)}
+                    {
+                        "at": {"clock": clock},
+                        "do": "activate",
+                        "active": self._active(layers),
+                        "fresh": list(dict(self.fresh).get(clock, ())),
+                    }
                     for clock, layers in later
                 ],
             }

@@ -479,7 +479,19 @@ class _Machine:
         """Change the active layers as is due at the barrier at `clock`."""
         self.inactive = dict(self.scenario.inactive).get(clock, self.inactive)
         if self.scenario.inactive:
-            self.decide("activate", clock=clock, inactive=list(self.inactive))
+            fresh = dict(self.scenario.fresh).get(clock, ())
+            anew = {"fresh": list(fresh)} if fresh else {}
+            self.decide("activate", clock=clock, inactive=list(self.inactive), **anew)
+
+    def build_anew(self, clock: int) -> None:
+        """Build layers as is due at the barrier at `clock`."""
+        fresh = dict(self.scenario.fresh).get(clock, ())
+        for worker in self.workers.values():
+            for index in range(worker.num_stages):
+                own = [layer for layer in fresh if worker.bounds[index] <= layer < worker.bounds[index + 1]]
+                if own:
+                    digests = [f"{layer:032x}" for layer in own]
+                    self.write_of(worker, index, "fresh", clock=clock, layers=own, digests=digests)
 
     def enter_interval(self) -> None:
         """All start from w^(c): close the epoch where it ended, deal what is left of the data, set the next barrier."""
@@ -501,6 +513,7 @@ class _Machine:
             if at == clock:
                 self.workers[vw].bounds, self.workers[vw].version = bounds, self.workers[vw].version + 1
                 self.decide_plan(self.workers[vw])
+        self.build_anew(clock)
         for worker in self.workers.values():
             done = clock * self.num_of(worker)
             worker.next_p, worker.complete, worker.staged, worker.committed = done + 1, done, clock, clock

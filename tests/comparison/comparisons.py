@@ -20,10 +20,11 @@ from tests.cli.fakes import RESULT
 class Asked:
     """What to train, as the options of the command say it."""
 
-    weights: str
+    weights: str | None
     seeds: int
     settings: Sequence[str] = ()
     own_settings: Sequence[str] = ()
+    vary: Sequence[str] = ()
 
 
 def write_job(folder: Path, **changes: Any) -> Path:

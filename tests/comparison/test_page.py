@@ -138,6 +138,19 @@ def test_a_policy_keeps_its_colour(tmp_path: Path) -> None:
     assert {line["colour"] for one in charts for line in one["lines"]} == {"--series-1"}
 
 
+def test_values_that_vary_are_rows_with_colours_of_their_own(tmp_path: Path) -> None:
+    records = [record("wave", 3, values=values) for values in ("sync.D=0", "sync.D=4")]
+    summaries = summaries_of([one.label for one in records], records)
+    view = view_of(trials(tmp_path)[0].job, 1, summaries, records)
+    assert view.title == "small: 2 variants, 1 seed"
+    assert [(table.headings[0], table.rows[1].cells[0]) for table in view.tables] == [("variant", "wave, sync.D=4")] * 4
+    lines = charts_in(page_of(view, records))[0]["lines"]
+    assert [(line["name"], line["colour"]) for line in lines] == [
+        ("wave, sync.D=0", "--series-0"),
+        ("wave, sync.D=4", "--series-1"),
+    ]
+
+
 def test_without_javascript_it_says_what_is_missing(text: str) -> None:
     assert "<noscript><p>The curves need JavaScript; the tables above do not.</p></noscript>" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,48 @@ def test_settings_for_all_and_for_one(tmp_path: Path) -> None:
     wave, flush = trials_of(write_job(tmp_path), asked)
     assert (wave.seed, flush.seed) == (7, 7)
     assert (wave.job.optimizer.arguments["lr"], flush.job.optimizer.arguments["lr"]) == (0.2, 0.8)
+
+
+def test_values_of_keys(tmp_path: Path) -> None:
+    asked = Asked(None, 1, vary=["sync.minibatches_per_wave=2,4", "optimizer.lr=1e-3,0.2"])
+    found = trials_of(write_job(tmp_path, weights="flush"), asked)
+    assert [str(one) for one in found] == [
+        f"flush, sync.minibatches_per_wave={waves}, optimizer.lr={rate}, seed 3"
+        for waves in (2, 4)
+        for rate in ("1e-3", 0.2)
+    ]
+    assert [(one.job.minibatches_per_wave, one.job.optimizer.arguments["lr"]) for one in found] == [
+        (2, 0.001),
+        (2, 0.2),
+        (4, 0.001),
+        (4, 0.2),
+    ]
+    assert len({one.job_digest for one in found}) == 4
+    both = trials_of(write_job(tmp_path), Asked("wave,flush", 1, vary=["sync.minibatches_per_wave=2,2"]))
+    assert [one.label for one in both] == ["wave, sync.minibatches_per_wave=2", "flush, sync.minibatches_per_wave=2"]
+    assert len(trials_of(write_job(tmp_path), Asked(None, 1))) == 5, "without values all policies"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sync.D", "give a key and its values: sync.D=0,4"),
+        ("=1,2", "give a key and its values"),
+        ("sync.D=", "give a key and its values"),
+        ("sync.D=[1,2", "give a key and its values"),
+        ("weights=wave,flush", "give policies by --weights wave,flush"),
+    ],
+)
+def test_values_that_are_none(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        trials_of(write_job(tmp_path), Asked(None, 1, vary=[text]))
+
+
+def test_a_value_that_cannot_be_used_is_told_with_its_row(tmp_path: Path) -> None:
+    with pytest.raises(JobError) as refused:
+        trials_of(write_job(tmp_path), Asked("wave", 1, vary=["batch_size=4,-1"]))
+    (sentence,) = refused.value.problems
+    assert sentence.startswith("under wave, batch_size=-1: batch_size:")
 
 
 def test_equal_jobs_have_equal_digests(tmp_path: Path) -> None:

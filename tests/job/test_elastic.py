@@ -310,6 +310,16 @@ def test_frozen_and_inactive_layers_are_not_combined(
     assert job(elastic=elastic if not elastic.get("script") else script(activate())).elastic.activates
 
 
+def test_layers_are_built_anew_where_nobody_is_away() -> None:
+    wrong = "elastic.script[0].fresh: builds layers anew, and other lines drop or add virtual workers"
+    fresh = {**activate(2), "fresh": ("h.*",)}
+    found = problems(
+        elastic=script(fresh, {"at": {"clock": 4}, "do": "drop", "vw": 1}), workers={"count": 2, "stages": 2}
+    )
+    assert [problem.startswith(wrong) for problem in found] == [True]
+    assert job(elastic=script(fresh)).elastic.script[0].model_dump()["fresh"] == ("h.*",)
+
+
 def test_one_decides_where_layers_move() -> None:
     wrong = "elastic.script[1]: moves layers of virtual worker 0, but with `elastic.recut` the active layers decide how"
     found = problems(elastic={"recut": True, **script(activate(2), line(4))})

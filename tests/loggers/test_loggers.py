@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +213,21 @@ def test_the_real_process_writes_what_it_is_fed(tmp_path: Path) -> None:
         "train/loss": [(8, 2.0), (16, 1.5)],
         "repeated-1/train/loss": [(4, 2.125)],
     }
+
+
+@pytest.mark.processes
+def test_a_logger_that_fails_after_the_run_does_not_end_the_others(tmp_path: Path) -> None:
+    first = opening(tmp_path / "run", "tensorboard")
+    lines = opening_line(replace(first, options={"mlflow": {"uri": "no-such-scheme://x"}, **first.options}))
+    reads, writes = os.pipe()
+    os.close(reads)
+    program = [sys.executable, "-m", "hetpipe.loggers.process"]
+    done = subprocess.run(
+        program, input=lines + line_of(loss(8, 2.0)), stdout=writes, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writes)
+    assert done.returncode == 0, done.stderr.decode()
+    assert in_tensorboard(tmp_path / "run") == {"train/loss": [(8, 2.0)]}
 
 
 def test_values_of_progress_and_evaluations() -> None:

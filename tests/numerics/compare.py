@@ -93,6 +93,8 @@ class Case:
     """The layers that are active from the start."""
     activates: tuple[tuple[int, tuple[int | str, ...]], ...] = ()
     """(clock, layers that are active from there on), by the script."""
+    fresh: tuple[tuple[int, tuple[int | str, ...]], ...] = ()
+    """(clock of one of `activates`, layers that are built anew there)."""
     extra_barriers: tuple[int, ...] = ()
     """Clocks at which nothing changes, by the script."""
     elastic: dict[str, Any] = field(default_factory=dict)
@@ -173,7 +175,10 @@ class Case:
             ),
             *({"at": {"clock": at}, "do": "waves", "minibatches_per_wave": n} for at, n in self.resized),
             *({"at": {"clock": at}, "do": "freeze", "layers": layers} for at, layers in self.freezes),
-            *({"at": {"clock": at}, "do": "activate", "active": layers} for at, layers in self.activates),
+            *(
+                {"at": {"clock": at}, "do": "activate", "active": layers, "fresh": dict(self.fresh).get(at)}
+                for at, layers in self.activates
+            ),
             *({"at": {"clock": at}, "do": "barrier"} for at in self.extra_barriers),
         ]
         return tuple(sorted(lines, key=lambda line: line["at"].get("clock", (line["at"].get("p", 1) - 1) // self.wave)))

@@ -13,11 +13,12 @@ from torch import nn
 
 from hetpipe.checkpoint.manifest import checkpoint_dir, read_manifest
 from hetpipe.errors import PlanError
-from hetpipe.values.ids import Clock
+from hetpipe.runs.replay import replay_minibatch
+from hetpipe.values.ids import Clock, Minibatch, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES
 from hetpipe.values.run import StageEvaluation
 from tests import models
-from tests.numerics.compare import ADAMW, MOMENTUM, SGD, Case, assert_same_bits, run, trained
+from tests.numerics.compare import ADAMW, MOMENTUM, ROOT, SGD, Case, assert_same_bits, run, trained
 from tests.numerics.test_leavers import decisions
 from tests.pairwise import covering
 from tests.reference.executor import run_reference
@@ -31,6 +32,10 @@ NUM_LAYERS = 5
 
 #: Clock → the active ones: within stages, whole stages, and the first and the last stage alone.
 ACTIVE: dict[int, tuple[int | str, ...]] = {0: (0, "3", 4), 1: (0, 1, 2, 4), 3: ("0", 4), 4: (0, 2, "[34]")}
+
+#: Clock → those that are built anew: one that has not been active, one that is all the time, and one that has been and
+#: is again, beside another one that continues.
+FRESH: dict[int, tuple[int | str, ...]] = {1: (1,), 3: (4,), 4: ("3",)}
 
 #: (weights, kind, optimizer, layers of each stage, whether gradients are clipped) that go together: some, and among all
 #: of them others in which each two values meet.
@@ -59,6 +64,11 @@ def inactive(what: Case) -> dict[int, tuple[int, ...]]:
     return {at: tuple(sorted(set(range(NUM_LAYERS)) - layers)) for at, layers in meant.items()}
 
 
+def fresh(what: Case) -> dict[int, tuple[int, ...]]:
+    """Clock → the layers that are built anew there."""
+    return {at: tuple(sorted(map(int, layers))) for at, layers in what.fresh}
+
+
 def case(**values: Any) -> Case:
     at_start, *later = ACTIVE.items()
     return Case(**{"model": "supernet", "wave": 3, "active": at_start[1], "activates": tuple(later), **values})
@@ -79,9 +89,10 @@ def test_every_policy_equals_the_reference(
         optimizer=dict(OPTIMIZERS[optimizer]),
         max_norm=0.5 if is_clipped else None,
         clip="global" if policy.clips_globally else "stage",
+        fresh=tuple(FRESH.items()),
     )
     run(what, tmp_path)
-    assert_same_bits(trained(tmp_path), run_reference(what.reference(inactive=inactive(what))))
+    assert_same_bits(trained(tmp_path), run_reference(what.reference(inactive=inactive(what), fresh=fresh(what))))
     found = {line["clock"]: tuple(line["inactive"]) for line in decisions(tmp_path, "activate")}
     assert found == {**inactive(what), 5: inactive(what)[4]}, "nothing changes at the end of the run"
 
@@ -103,6 +114,40 @@ def test_layers_move_where_others_are_activated_and_a_run_resumes_with_them(tmp_
     assert_same_bits(trained(tmp_path / "plain"), expected)
     with pytest.raises(PlanError, match=r"frozen layers and inactive ones are not combined; remove `freeze`"):
         run(replace(plain, freeze={"layers": 1}), tmp_path / "frozen", restore=folder)
+
+
+@pytest.mark.parametrize("kind", ["wsp", pytest.param("allreduce", marks=pytest.mark.exhaustive)])
+def test_layers_that_move_are_built_anew_and_a_run_resumes_at_the_barrier_where_they_are(
+    kind: str, tmp_path: Path
+) -> None:
+    """With buffers. The checkpoint of the barrier has them as they were left, and says which are built anew."""
+    what = Case(
+        model="dropout_batch_norm",
+        stages=[[2, 2]] * 2,
+        batch_size=4,
+        wave=2,
+        minibatches=12,
+        every_waves=2,
+        kind=kind,
+        weights="flush",
+        optimizer=dict(ADAMW),
+        combine="mean",
+        moves=tuple((2, vw, (1, 3)) for vw in range(2)),
+        activates=((2, (0, 1, 2, 3)), (5, (0, 2, 3))),
+        fresh=((2, (0, 3)),),
+    )
+    reference = what.reference(inactive={2: (), 5: (1,)}, fresh=fresh(what))
+    run(what, tmp_path / "whole")
+    expected = run_reference(reference)
+    assert_same_bits(trained(tmp_path / "whole"), expected)
+    folder = checkpoint_dir(tmp_path / "whole", Clock(2))
+    assert read_manifest(folder).progress.fresh == (0, 3)
+    assert read_manifest(checkpoint_dir(tmp_path / "whole", Clock(4))).progress.fresh == ()
+    run(what, tmp_path / "resumed", restore=folder)
+    assert_same_bits(trained(tmp_path / "resumed"), expected)
+    assert [line.get("fresh") for line in decisions(tmp_path / "resumed", "activate")][:2] == [[0, 3], None]
+    replayed = replay_minibatch(tmp_path / "whole", what.job(), ROOT, vw=1, p=5)
+    assert replayed.loss == expected.minibatches[VirtualWorkerIndex(1), Minibatch(5)].loss, "with what is built anew"
 
 
 @pytest.mark.parametrize("kind", ["wsp", pytest.param("allreduce", marks=pytest.mark.exhaustive)])
@@ -159,6 +204,15 @@ def test_layers_that_are_left_out_draw_nothing_and_change_no_statistics(tmp_path
 def test_entries_that_mean_no_layer_are_named(active: tuple[int | str, ...], message: str, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=message):
         run(Case(model="supernet", minibatches=4, activates=((1, active),)), tmp_path)
+
+
+def test_only_active_layers_are_built_anew(tmp_path: Path) -> None:
+    what = Case(model="supernet", minibatches=4, activates=((1, (0, 1, 4)),), fresh=((1, (1, "[23]")),))
+    message = r"^elastic\.script\[0\]\.fresh: layer 2 \(2\) is not active there, and only active layers are built anew"
+    with pytest.raises(PlanError, match=message):
+        run(what, tmp_path)
+    with pytest.raises(PlanError, match=r"^elastic\.script\[0\]\.fresh: there is no layer 9; the model has"):
+        run(replace(what, fresh=((1, (9,)),)), tmp_path)
 
 
 def test_a_job_that_leaves_nothing_to_train_is_rejected(tmp_path: Path) -> None:

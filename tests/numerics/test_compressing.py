@@ -200,7 +200,7 @@ COMPRESS = {**RECUT, "compress": True, "compress_by": "parameters"}
 @pytest.mark.parametrize(
     ("freeze", "at", "vw", "clock"),
     every_nth(
-        8,
+        12,
         [
             (freeze, at, vw, clock)
             for freeze, places in ((RECUT, ((0, -1), (0, 0), (1, 1))), (COMPRESS, ((0, -1), (0, 0))))

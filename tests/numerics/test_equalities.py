@@ -22,7 +22,7 @@ from tests.reference.executor import run_reference
 from tests.support.in_process import InProcessRun, run_in_process
 
 
-@pytest.mark.parametrize("stages", every_nth(2, [[[3, 2], [2, 3]], [[1, 4], [1, 4]], 5, 3, 1]))
+@pytest.mark.parametrize("stages", every_nth(3, [[[3, 2], [2, 3]], [[1, 4], [1, 4]], 5, 3, 1]))
 def test_another_partition_computes_the_same_bits(stages: Any, tmp_path: Path) -> None:
     case = Case(stages=stages, minibatches=13, every_waves=3)
     run(case, tmp_path)

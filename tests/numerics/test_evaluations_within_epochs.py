@@ -39,8 +39,8 @@ def heard(result: InProcessResult) -> list[StageEvaluation]:
 
 #: Two policies in three with shards or without, and all else in `make exhaustive`.
 CASES: list[Any] = [
-    *every_nth(2, (("wsp", weights, 2) for weights in ("wave", "stash", "double_buffer"))),
-    *every_nth(2, (("none", weights, 2) for weights in ("vertical", "flush", "predict"))),
+    *every_nth(3, (("wsp", weights, 2) for weights in ("wave", "stash", "double_buffer"))),
+    *every_nth(3, (("none", weights, 2) for weights in ("vertical", "flush", "predict"))),
     *(pytest.param("none", weights, 2, marks=pytest.mark.exhaustive) for weights in ("wave", "stash", "double_buffer")),
     *(pytest.param("wsp", weights, 2, marks=pytest.mark.exhaustive) for weights in ("vertical", "flush", "predict")),
     pytest.param("wsp", "wave", 1, marks=pytest.mark.exhaustive),

@@ -79,7 +79,7 @@ def assert_frozen(what: Case, folder: Path, **options: Any) -> dict[int, int]:
     return frozen
 
 
-@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut", "is_clipped"), every_nth(46, POINTS))
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut", "is_clipped"), every_nth(92, POINTS))
 def test_every_policy_equals_the_reference(
     weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], *, is_clipped: bool, tmp_path: Path
 ) -> None:

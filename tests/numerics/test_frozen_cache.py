@@ -88,7 +88,7 @@ def scheduled(weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], **c
     )
 
 
-@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), every_nth(23, POINTS))
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), every_nth(46, POINTS))
 def test_every_policy_equals_the_reference(
     weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -247,7 +247,7 @@ def test_auto_keeps_what_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sorted(read) == [*range(11, 17), *range(17, 33)]
 
 
-@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), every_nth(5, POINTS[::4]))
+@pytest.mark.parametrize(("weights", "kind", "optimizer", "cut"), every_nth(12, POINTS[::4]))
 def test_shuffled_samples_equal_the_reference(
     weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], tmp_path: Path
 ) -> None:

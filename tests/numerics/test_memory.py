@@ -62,7 +62,7 @@ def runs_of_case(case: Case) -> tuple[tuple[int, int], ...]:
 @pytest.mark.parametrize(
     ("weights", "mix", "model", "stages"),
     [
-        *all_pairs(itertools.product(WEIGHT_POLICIES, DENSE, ("dropout_batch_norm", "normed"), (1, 3))),
+        *all_pairs(itertools.product(WEIGHT_POLICIES, DENSE, ("dropout_batch_norm", "normed"), (1, 3)), step=2),
         *all_pairs(
             itertools.chain(
                 itertools.product(WEIGHT_POLICIES, [mix for mix in MIXES if mix not in DENSE], MODELS, (3, 1)),
@@ -138,7 +138,7 @@ CHANGES: tuple[tuple[dict[str, int], tuple[int | str, ...], str], ...] = (
 @pytest.mark.parametrize(
     ("weights", "model"),
     [
-        *every_nth(2, ((weights, "noisy") for weights in WEIGHT_POLICIES)),
+        *every_nth(4, ((weights, "noisy") for weights in WEIGHT_POLICIES)),
         *every_nth(4, ((weights, "spectral") for weights in WEIGHT_POLICIES)),
     ],
 )

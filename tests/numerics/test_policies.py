@@ -114,7 +114,7 @@ def test_the_order_changes_no_bit(weights: Any, schedule: str, stages: int, kind
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("workers", "optimizer", "weights", "stages"),
-    all_pairs(itertools.product((1, 2, 3), ("momentum", "adamw"), ("flush", "double_buffer"), (1, 2, 3))),
+    all_pairs(itertools.product((1, 2, 3), ("momentum", "adamw"), ("flush", "double_buffer"), (1, 2, 3)), step=2),
 )
 def test_replicas_equal_the_reference(workers: int, optimizer: str, weights: str, stages: int, tmp_path: Path) -> None:
     case = case_of(weights, stages, optimizer, kind="allreduce", workers=workers, every_waves=4, max_norm=0.5)
@@ -129,7 +129,7 @@ CLIPPED = [(*clipping, stages, kind) for clipping in CLIPPINGS for stages in (1,
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("weights", "clip", "stages", "kind"), all_pairs(CLIPPED, step=2))
+@pytest.mark.parametrize(("weights", "clip", "stages", "kind"), all_pairs(CLIPPED, step=4))
 def test_clipping_is_exact(weights: str, clip: Any, stages: int, kind: str, tmp_path: Path) -> None:
     """Gradients of these models are of norm 0.2 to 2, so that some are clipped and some are not."""
     workers = 1 if kind == "none" else 2
@@ -152,7 +152,7 @@ def test_clipping_is_exact(weights: str, clip: Any, stages: int, kind: str, tmp_
             ("none", "wsp"),
         ),
         by=lambda weights, shape, kind: (weights, *shape, kind),
-        step=2,
+        step=4,
     ),
 )
 def test_accumulation_is_exact(weights: str, shape: tuple[int, int, int], kind: str, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ BIASES: dict[str, Any] = {"parameters": ("*.bias",), "weight_decay": 0.0, "lr": 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("weights", "schedule", "kind"), all_pairs(itertools.product(WEIGHT_POLICIES, SCHEDULES, ("none", "wsp")), step=2)
+    ("weights", "schedule", "kind"), all_pairs(itertools.product(WEIGHT_POLICIES, SCHEDULES, ("none", "wsp")), step=4)
 )
 def test_learning_rates_and_groups_are_exact(weights: str, schedule: dict[str, Any], kind: str, tmp_path: Path) -> None:
     workers = 1 if kind == "none" else 2
@@ -235,7 +235,7 @@ def test_a_stopped_and_resumed_run_equals_one_with_that_barrier(weights: str, ki
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("stop_at", every_nth(2, range(1, 9)))
+@pytest.mark.parametrize("stop_at", every_nth(4, range(1, 9)))
 def test_replicas_of_unequal_length_stop_together(stop_at: int, tmp_path: Path) -> None:
     """One replica has a minibatch, and a wave, less than the other: wherever the stop falls, nobody waits in vain."""
     case = replace(

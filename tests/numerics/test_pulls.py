@@ -28,7 +28,7 @@ def pulls(folder: Path) -> Counter[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("weights", "workers", "staleness"),
-    all_pairs(product(("wave", "flush", "double_buffer"), (1, 2), (0, 1, 3)), step=2),
+    all_pairs(product(("wave", "flush", "double_buffer"), (1, 2), (0, 1, 3)), step=4),
 )
 def test_a_deterministic_run_that_pulls_when_required_has_the_bits_of_the_reference(
     weights: WeightPolicy, workers: int, staleness: int, tmp_path: Path

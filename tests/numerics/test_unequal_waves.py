@@ -35,13 +35,13 @@ def _agree(case: Case, folder: Path) -> None:
     ("weights", "waves", "staleness", "combine", "pull", "optimizer"),
     [
         *all_pairs(
-            product(WEIGHT_POLICIES, WAVES[:2], (0, 1), ("sum", "mean"), PULLS, (MOMENTUM, ADAMW)), every=EVERY, step=2
+            product(WEIGHT_POLICIES, WAVES[:2], (0, 1), ("sum", "mean"), PULLS, (MOMENTUM, ADAMW)), every=EVERY, step=4
         ),
         *all_pairs(
             product(WEIGHT_POLICIES, WAVES[2:], (4,), ("sum", "mean"), PULLS, (MOMENTUM, ADAMW)),
             by=lambda _weights, waves, _staleness, combine, *_: (waves, combine),
             every=EVERY,
-            step=2,
+            step=4,
         ),
         *(
             pytest.param(*point, marks=pytest.mark.exhaustive)

@@ -41,7 +41,7 @@ def assert_equal(what: Case, folder: Path, **options: Any) -> None:
     assert_same_bits(trained(folder), run_reference(what.reference()))
 
 
-@pytest.mark.parametrize("weights", every_nth(2, WEIGHT_POLICIES))
+@pytest.mark.parametrize("weights", every_nth(4, WEIGHT_POLICIES))
 def test_every_policy_has_the_bits_of_the_reference(weights: Any, tmp_path: Path) -> None:
     """Dropout and random data draw by the numbers of minibatches, which go on."""
     what = Case(

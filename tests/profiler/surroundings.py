@@ -142,6 +142,10 @@ class Shards:
         self._pool.release(update)
         self._inbox.on_records([PublishRecord(wave, Clock(wave + 1), ())])
 
+    def push_fresh(self, wave: Wave, weights: FlatBuffer, layers: Collection[int]) -> None:
+        """See `Synchroniser.push_fresh`."""
+        raise AssertionError(layers)
+
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """See `Synchroniser.fetch`. The weights are always the newest ones: only their memory counts here."""
         self._inbox.on_fetched(clock, self._pool.take_on_host().copy_(self._weights))

@@ -79,7 +79,7 @@ def cases(*names: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
     ("name", "counts", "n"),
     [
         *all_pairs(
-            cases("digits", "text", "narrow_transformer"), by=lambda name, counts, n: (name, len(counts), n), step=2
+            cases("digits", "text", "narrow_transformer"), by=lambda name, counts, n: (name, len(counts), n), step=4
         ),
         *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in cases("transformer")),
     ],
@@ -110,7 +110,7 @@ def mixed_cases() -> Iterator[tuple[str, tuple[int, ...], int, str]]:
 @pytest.mark.parametrize(
     ("name", "counts", "stage", "mix"),
     all_pairs(
-        mixed_cases(), by=lambda name, counts, stage, mix: (name, (len(counts), stage), MIXES[name].index(mix)), step=3
+        mixed_cases(), by=lambda name, counts, stage, mix: (name, (len(counts), stage), MIXES[name].index(mix)), step=6
     ),
 )
 def test_the_formula_predicts_the_peak_under_memory_policies(
@@ -139,7 +139,7 @@ def test_what_crosses_the_cut_is_all_that_the_smallest_stage_has_beyond_the_mode
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("name", "n", "staleness"), every_nth(4, itertools.product(("digits", "text"), (1, 2, 4), (0, 1, 4)))
+    ("name", "n", "staleness"), every_nth(6, itertools.product(("digits", "text"), (1, 2, 4), (0, 1, 4)))
 )
 def test_a_stage_has_the_weight_buffers_of_the_model(name: str, n: int, staleness: int) -> None:
     """N, and two for the shards, at every D: own ũ that anchors still need are in host memory, and what is moved."""

@@ -28,6 +28,7 @@ from hetpipe.pipeline.modes import enter_evaluation
 from hetpipe.pipeline.seeds import (
     evaluation_fetch_seed,
     evaluation_layer_seed,
+    fresh_seed,
     preserved_generators,
     seed_generators,
 )
@@ -195,6 +196,7 @@ def _segment(
     run: ReferenceRun, everybody: Sequence[ReferenceWorker], state: ReferenceState, records: Records
 ) -> ReferenceState:
     """Run from the barrier `state` to the next one and return the state there; adds to `records`."""
+    state = _renewed(run, state)
     blocks = _division(run, state)
     workers = [everybody[vw] for vw in run.members(state.clock)]
     start = state.clock
@@ -240,6 +242,29 @@ def _segment(
         scales=tuple(
             next((worker.scale for worker in workers if worker.index == taken.get(vw, vw)), kept)
             for vw, kept in enumerate(state.scales)
+        ),
+    )
+
+
+def _renewed(run: ReferenceRun, state: ReferenceState) -> ReferenceState:
+    """The state with which the segment behind a barrier begins: that of the barrier, but for what is built anew there.
+
+    Optimizers keep nothing of that, as at the start of a run; their schedules go on.
+    """
+    if not run.fresh.get(state.clock):
+        return state
+    seed_generators(fresh_seed(run.seed, state.clock))
+    layers = [layer for layer in layers_for(run, run.model()) if layer.index in run.fresh[state.clock]]
+    weights, buffers = parameters_of(layers), buffers_of(layers)
+    unused = ReferenceOptimizer(run, {**state.weights, **weights}).memory()
+    forgotten = {name: unused.state[name] for name in weights}
+    return replace(
+        state,
+        weights={**state.weights, **weights},
+        buffers={**state.buffers, **buffers},
+        optimizers=tuple({**each, **forgotten} for each in state.optimizers),
+        last_gradients=tuple(
+            {name: gradient for name, gradient in each.items() if name not in weights} for each in state.last_gradients
         ),
     )
 

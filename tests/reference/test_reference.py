@@ -128,7 +128,7 @@ OPTIMIZERS: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "arguments"), every_nth(2, OPTIMIZERS), ids=str)
+@pytest.mark.parametrize(("optimizer", "arguments"), every_nth(4, OPTIMIZERS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.exhaustive)], ids=str)
 def test_one_worker_and_one_minibatch_per_wave_is_a_plain_loop(
     dtype: torch.dtype, optimizer: str, arguments: dict[str, object]

@@ -72,7 +72,7 @@ def assert_is_plain_loop(run: ReferenceRun) -> None:
     assert_same_bits(result.weights, plain(run, in_order(result)))
 
 
-@pytest.mark.parametrize(("optimizer", "arguments"), every_nth(3, OPTIMIZERS), ids=str)
+@pytest.mark.parametrize(("optimizer", "arguments"), every_nth(6, OPTIMIZERS), ids=str)
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.exhaustive), torch.float32], ids=str)
 def test_one_minibatch_per_wave_is_a_plain_loop(
     dtype: torch.dtype, optimizer: str, arguments: dict[str, object]
@@ -118,7 +118,7 @@ def test_a_plain_loop_with_schedule_and_clipping() -> None:
     torch.testing.assert_close(result.weights, plain(run, in_order(result)), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("optimizer", "arguments"), every_nth(3, OPTIMIZERS), ids=str)
+@pytest.mark.parametrize(("optimizer", "arguments"), every_nth(6, OPTIMIZERS), ids=str)
 @pytest.mark.parametrize("max_norm", [pytest.param(None, marks=pytest.mark.exhaustive), 0.2])
 def test_replicas_that_average_gradients_are_one_process_on_the_concatenated_batch(
     max_norm: float | None, optimizer: str, arguments: dict[str, object]

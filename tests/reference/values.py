@@ -88,6 +88,9 @@ class ReferenceRun:
     not state its layers."""
     inactive: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Clock → layers of the chain that are left out from the barrier there on; there is a barrier."""
+    fresh: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Clock → layers that are built anew at the barrier there: the model as built under another seed has their weights
+    and buffers, and all optimizers forget them."""
     sync: Literal["wsp", "none", "allreduce"] = "wsp"
     """`wsp`: shards hold the weights. `none`: one virtual worker holds them, and D and `combine` mean nothing.
     `allreduce`: equal virtual workers hold them and average the gradients of each wave."""

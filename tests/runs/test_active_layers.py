@@ -36,6 +36,15 @@ def test_nothing_is_said_where_all_layers_have_been_active() -> None:
     assert [*inactive_lines(())] == []
 
 
+def test_layers_that_are_built_anew_are_named() -> None:
+    changes = (Activation(Clock(4), (1,), (3,)),)
+    assert [*inactive_lines(inactive_of(changes, NEW_JOB, 9))] == [
+        "inactive: none from clock 0 on; layer 1 (a) from clock 4 on, with layer 3 (b2) built anew"
+    ]
+    resumed = NEW_JOB | {"start": {"clock": 4, "inactive": [], "fresh": [2]}}
+    assert inactive_of((), resumed, 5) == (InactiveSince(4, (), (), (2,), ("b1",)),)
+
+
 def test_many_layers_are_not_all_named() -> None:
     named = InactiveSince(0, tuple(range(10)), tuple(f"l{index}" for index in range(10)))
     assert named.layers_text == "layers 0-9 (l0, l1, l2, l3, l4, l5, l6, l7, and 2 more)"

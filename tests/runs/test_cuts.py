@@ -96,11 +96,14 @@ def test_a_cut_that_was_not_made_is_told_and_separates_no_rates(tmp_path: Path) 
     append_decision(path, StayDecision(at, "stay", vw, (3, 1), "straggler", why, 0.02, 1.0))
     at = DecisionMoment(Clock(25))
     append_decision(path, StayDecision(at, "stay", vw, (2, 2), "straggler", "it is cut best", 0.0, 1.0))
+    at = DecisionMoment(Clock(30))
+    append_decision(path, StayDecision(at, "stay", vw, (1, 3), "operator", "it ended before", None, 1.0))
     append_decision(path, decision(20, 1, 3, 1))
-    first, made, second = read_cuts(path)
-    assert [str(first), str(second)] == [
+    first, made, second, third = read_cuts(path)
+    assert [str(first), str(second), str(third)] == [
         "clock 15: virtual worker 1 stays as it is cut, not 3-1, by straggler; predicted +2 %",
         "clock 25: virtual worker 1 stays as it is cut, by straggler; predicted +0 %",
+        "clock 30: virtual worker 1 stays as it is cut, not 1-3, by operator",
     ]
     assert (first.reason, first.before, first.since, first.measured_gain) == (why, None, None, None)
     assert [made.before, made.since] == pytest.approx([20.0, 40.0])

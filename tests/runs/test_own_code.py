@@ -14,6 +14,8 @@ from torch import nn
 
 from hetpipe.errors import JobError, UserError
 from hetpipe.runs.own_code import CELLS, OwnCode, Program, needed_definitions, own_code, write_cells
+from hetpipe.runs.requests import given_job
+from hetpipe.runs.shell import Shell
 from tests import models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,6 +181,36 @@ def test_programs_that_cannot_be_imported(tmp_path: Path) -> None:
         with pytest.raises(JobError) as caught:
             found(Program(modules={"__main__": module("__main__", file, own=own)}), model=own)
         assert said in str(caught.value)
+
+
+def test_a_job_without_a_name_has_that_of_the_program(tmp_path: Path) -> None:
+    def name(file: Path | None, module_name: str | None = None) -> str:
+        main = module("__main__", file)
+        if module_name is not None:
+            main.__spec__ = type("Spec", (), {"name": module_name})()
+        return Program(modules={"__main__": main}).job_name
+
+    assert name(tmp_path / "fine-tune.py") == "fine-tune"
+    assert name(tmp_path / "Ärger mit (2).py") == "rger_mit__2_"
+    assert name(tmp_path / f"{'a' * 80}.py") == "a" * 64
+    assert name(tmp_path / "package" / "train.py", "package.train") == "train"
+    assert name(tmp_path / "package" / "__main__.py", "package.__main__") == "package"
+    assert name(tmp_path / "ipython") == "", "a command is no script"
+    assert name(None) == ""
+    assert Program(cells=("a = 1",)).job_name == "notebook"
+
+
+def test_a_name_that_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Program, "current", lambda: Program(cells=("a = 1",)))
+    keys = {"model": models.mlp32, "loss": models.loss, "data": models.data32, "batch_size": 4, "epochs": 1}
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    for job, more, expected in (
+        (None, {}, "notebook"),
+        ({}, {"name": "mine"}, "mine"),
+        ({"name": "mine"}, {}, "mine"),
+    ):
+        with given_job(job, {**keys, "optimizer": optimizer, **more}, Shell()) as (loaded, _):
+            assert loaded.name == expected
 
 
 def test_two_folders(tmp_path: Path) -> None:

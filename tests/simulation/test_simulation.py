@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from tests.docs.pages import ROOT, code_spans, table_after
+from tests.pairwise import every_nth
 from tests.simulation import seeded
 from tests.simulation.bugs import BUGS, IN_STORMS
 from tests.simulation.explore import Explored, explore
@@ -50,7 +51,7 @@ def test_the_clock_can_advance_from_every_state_near_a_normal_run(staleness: int
     assert found.states >= 2500
 
 
-@pytest.mark.parametrize("name", sorted(BUGS))
+@pytest.mark.parametrize("name", every_nth(2, sorted(BUGS)))
 def test_a_bug_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = BUGS[name]
     assert play(bug.suits(draw_short(bug.seed))).violation is None
@@ -87,7 +88,7 @@ def leaving() -> Explored:
     return explore(0, 4000, waves=2, crashes=0, copies=0, drains=2)
 
 
-@pytest.mark.parametrize("name", [name for name, told in DETECTED_BY.items() if "exploration" in told])
+@pytest.mark.parametrize("name", every_nth(3, (name for name, told in DETECTED_BY.items() if "exploration" in told)))
 def test_the_exploration_sees_a_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[name].patch(monkeypatch)
     with pytest.raises(Violation):

@@ -393,6 +393,7 @@ class _Cluster:
             "frozen": progress.frozen,
             "lineup": progress.lineup,
             "inactive": list(progress.inactive),
+            "fresh": list(progress.fresh),
         }
         facts = {
             "num_samples": report.train_samples,

@@ -188,6 +188,24 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert client_of(tmp_path).get("/compare?run=a&run=gone").status_code == 404
 
 
+def test_the_runs_of_a_comparison_are_there(tmp_path: Path) -> None:
+    folders.finished(tmp_path, "alone")
+    comparison = tmp_path / "compare-small"
+    for name in ("wave-seed-0", "stash-seed-0"):
+        folders.finished(comparison, name)
+    folders.finished(comparison / "folder", "too-deep")
+    client = client_of(tmp_path)
+    names = {"alone", "compare-small/wave-seed-0", "compare-small/stash-seed-0"}
+    assert set(re.findall(r'href="/runs/([^"]+)"', text_of(client, "/"))) == names
+    address = "/runs/compare-small/wave-seed-0"
+    assert f'href="{address}/logs/coordinator.log"' in text_of(client, address)
+    assert "worker_lost" in text_of(client, f"{address}/logs/coordinator.log")
+    assert [name for name, _ in events_of(client, f"{address}/events")] == ["parts", "over"]
+    shown = words_of(client, "/compare?run=compare-small/wave-seed-0&run=compare-small/stash-seed-0")
+    assert "compare-small/stash-seed-0 finished" in shown
+    assert "wave-seed-0 finished" in words_of(client_of(comparison), "/")
+
+
 def test_changes_of_a_run_are_sent_until_it_has_ended(tmp_path: Path) -> None:
     path = folders.run_in(tmp_path, "live", local=False)
     client = client_of(tmp_path, FakeCoordinator(status=folders.status_of(path)))

@@ -13,7 +13,7 @@ from tests.ui import folders
 
 
 def snapshot_of(path: Path) -> RunSnapshot:
-    found = OpenRun(path).read(None, shell_with(FakeCoordinator(), path.parent))
+    found = OpenRun(path, path.name).read(None, shell_with(FakeCoordinator(), path.parent))
     assert found is not None
     return found
 

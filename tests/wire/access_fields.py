@@ -64,7 +64,7 @@ VALUES: Mapping[str, frozenset[str]] = {
         "MoveWorkerRequest": "layers",
         "StopJobRequest": "mode",
         "SliceHeader": "parameter start stop dtype",
-        "PushHeader": "wave",
+        "PushHeader": "wave fresh",
         "PullHeader": "clock",
         "BuffersHeader": "clock",
         "JoinRequest": "only_meets",

@@ -96,17 +96,15 @@ class TestUploads:
     def test_only_who_is_waited_for_is_overdue(self) -> None:
         uploads: Uploads[str] = Uploads(Limits(idle_seconds=30.0))
         uploads.begin("a", now=0.0)
-        uploads.wait("a", now=0.0)
-        uploads.begin("b", now=0.0)
-        uploads.wait("b", now=0.0)
-        uploads.arrived("b")
+        other = uploads.begin("b", now=0.0)
+        other.waits_since = None
         ((who, error),) = uploads.overdue(now=30.0)
         assert who == "a"
         assert str(error) == "nothing was received for 30 s, and the limit is 30 s; call again"
         assert uploads.overdue(now=31.0) == []
         assert uploads.is_overdue("a")
         assert not uploads.is_overdue("b")
-        uploads.wait("b", now=40.0)
+        other.waits_since = 40.0
         assert uploads.overdue(now=69.0) == []
         uploads.end("b")
         uploads.end("a")
@@ -114,16 +112,14 @@ class TestUploads:
 
     def test_a_trickle_ends_too(self) -> None:
         uploads: Uploads[str] = Uploads(Limits(idle_seconds=30.0, upload_seconds=100.0))
-        uploads.begin("a", now=0.0)
+        upload = uploads.begin("a", now=0.0)
         for second in range(0, 100, 10):
-            uploads.wait("a", now=float(second))
+            upload.waits_since = float(second)
             assert uploads.overdue(now=float(second)) == []
         ((_, error),) = uploads.overdue(now=100.0)
         assert isinstance(error, DeadlineExceeded)
         assert "at most 100 s" in str(error)
         uploads.end("a")
-        uploads.wait("a", now=101.0)
-        uploads.arrived("a")
         assert len(uploads) == 0
         assert not uploads.is_overdue("a")
 

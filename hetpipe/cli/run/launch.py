@@ -24,6 +24,7 @@ from hetpipe.cli.run.following import follow
 from hetpipe.errors import UserError
 from hetpipe.forking.environment import SERVICE_ENVIRONMENT
 from hetpipe.report.text import count, shown_path
+from hetpipe.runs.host_check import check_hosts
 from hetpipe.runs.outcome import ExitStatus, Output
 from hetpipe.runs.remote import HostSpec, RemoteShell, hosts_of
 from hetpipe.runs.requests import new_run
@@ -72,7 +73,7 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     """Start the services, follow the job to its end, and end them.
 
     Raises:
-        UserError: options or the job cannot be used.
+        UserError: options or the job cannot be used, or a host cannot.
         JobFailed, DeadlineExceeded: the coordinator does not start.
     """
     hosts = hosts_of(options.hosts)
@@ -83,6 +84,11 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     # The address is known once the coordinator has started.
     request = new_run(options.job, options.settings, resume=options.resume, coordinator="", shell=shell)
     folder = RunFolder.create(options.run_dir, name=request.job.name, clock=shell.clock)
+    try:
+        check_hosts([RemoteShell(ssh, host.name, str(shell.current)) for host in hosts], options.python, folder.path)
+    except UserError:
+        folder.discard()
+        raise
     tls = _NoTls() if options.insecure else _certificates(folder.path / _CERTIFICATES, request, hosts)
     services = Services(
         num_shards=request.job.parameter_servers.count,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.cli.start.own_model import TASKS, model_files, tokenizer_remark
+from hetpipe.cli.start.own_model import TASKS, missing_remarks, model_files
 from hetpipe.errors import UserError
 from hetpipe.job.schema import schema_text
 from hetpipe.runs.outcome import ExitStatus, Output
@@ -47,21 +47,21 @@ def run(options: Options, output: Output, shell: Shell) -> ExitStatus:
     Raises:
         UserError: an option cannot be used, a file exists already, or the folder cannot be written to.
     """
-    folder, remark = options.folder, ""
+    folder, remarks = options.folder, list[str]()
     if options.source is None:
         if options.task is not None:
             raise UserError("--task is given without --from; name a model as well: hetpipe init DIR --from hf:NAME")
         texts, what = _templates(), "a small model that can be trained; replace it by yours"
     else:
         texts = model_files(options.source, options.task, shell.current)
-        remark = tokenizer_remark(options.source, texts, shell.current)
+        remarks = missing_remarks(options.source, texts, shell.current)
         what = "they train the model on data made up for a start; replace these by yours"
     written = write_files(folder, {**texts, SCHEMA: schema_text("job")})
     go = "" if folder.resolve() == shell.current.resolve() else f"cd {folder} && "
     output.say(
         f"wrote {join_names(map(str, written[:-1]), 'and')}: {what}",
         f"wrote {written[-1]}: with it editors complete and check the keys of the job file",
-        *filter(None, [remark]),
+        *remarks,
         f"train it with: {go}hetpipe train job.yaml",
     )
     return ExitStatus.OK

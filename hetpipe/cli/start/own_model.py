@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,8 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-#: Files of a tokenizer.
+#: Files of weights, and of a tokenizer.
+_WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "merges.txt")
 
 
@@ -107,16 +108,26 @@ def model_files(source: str, task: str | None, current: Path) -> dict[str, str]:
     return _of_hugging_face(str(folder.resolve()) if is_folder else name, task)
 
 
-def tokenizer_remark(source: str, texts: Mapping[str, str], current: Path) -> str:
-    """What to do about a folder without the tokenizer that the data of `model_files` need; empty: nothing.
+def missing_remarks(source: str, texts: Mapping[str, str], current: Path) -> list[str]:
+    """What to do about a folder without weights, or without the tokenizer that the data of `model_files` need.
 
     `AutoTokenizer` makes an empty one then, to which every text is unknown tokens, and the model learns nothing.
     """
     folder = current / source.partition(":")[2]
-    needed = "AutoTokenizer" in texts["data.py"] and folder.is_dir()
-    if not needed or any(found for pattern in _TOKENIZERS for found in folder.glob(pattern)):
-        return ""
-    return f"{folder} has no tokenizer, which data.py needs; save one there: tokenizer.save_pretrained({str(folder)!r})"
+    if not source.startswith("hf:") or not folder.is_dir():
+        return []
+
+    def lacks(patterns: Sequence[str]) -> bool:
+        return not any(found for pattern in patterns for found in folder.glob(pattern))
+
+    remarks = []
+    if lacks(_WEIGHTS):
+        fix = f"save some there: model.save_pretrained({str(folder)!r})"
+        remarks.append(f"{folder} has no weights, which job.yaml starts from; {fix}")
+    if "AutoTokenizer" in texts["data.py"] and lacks(_TOKENIZERS):
+        fix = f"save one there: tokenizer.save_pretrained({str(folder)!r})"
+        remarks.append(f"{folder} has no tokenizer, which data.py needs; {fix}")
+    return remarks
 
 
 def _of_hugging_face(model: str, name: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`hetpipe compare`: train one job under several weight policies in sequence, and compare the results.
+"""`hetpipe compare`: train one job under several weight policies or values in sequence, and compare the results.
 
 A run that diverges or fails is a row of the comparison, and does not end it. Ctrl-C ends the comparison and keeps the
 finished runs; the same command with `--run-dir` continues it.
@@ -28,10 +28,19 @@ from hetpipe.runs.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Train a job under several weight policies. Compares convergence, speed and memory."""
+    """Train a job under several weight policies, or values of its keys. Compares convergence, speed and memory."""
 
     job: JobFile
-    weights: Annotated[str, typer.Option(metavar="POLICY,…", help="Weight policies to compare.")] = COMPARED
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY,…", help=f"Weight policies to compare.  [default: {COMPARED}; with --vary the job's]"
+        ),
+    ] = None
+    vary: Annotated[
+        tuple[str, ...],
+        typer.Option(metavar="PATH=VALUE,…", help="Compare values of a key of the job. Of several all combinations."),
+    ] = ()
     seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds, starting from the job's.")] = 3
     settings: Settings = ()
     own_settings: Annotated[
@@ -116,8 +125,7 @@ def _print_results(
     output: Output,
     shell: Shell,
 ) -> None:
-    policies = tuple(dict.fromkeys(trial.weights for trial in trials))
-    summaries = summaries_of(policies, records)
+    summaries = summaries_of(tuple(dict.fromkeys(trial.label for trial in trials)), records)
     view = view_of(trials[0].job, len({trial.seed for trial in trials}), summaries, records)
     # rich and the page are needed neither by other commands nor by --json
     if output.machine is None:

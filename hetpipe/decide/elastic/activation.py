@@ -6,7 +6,7 @@ Pure (dynamic-models.md §2).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hetpipe.errors import PlanError
 from hetpipe.job.elastic import ActivateLine
@@ -22,28 +22,61 @@ from hetpipe.values.sync import Progress
 _MOST_NAMED = 8
 
 
-def given_activations(job: Job) -> Iterator[tuple[str, Clock, tuple[int | str, ...]]]:
-    """(key in the job file, clock, active layers as they are given there), in order of the clocks."""
+@dataclass(frozen=True, slots=True)
+class GivenActivation:
+    """What a job file says about active layers in one place."""
+
+    place: str
+    """Where: `elastic`, or a line of the script."""
+    clock: Clock
+    active: tuple[int | str, ...]
+    """As they are given there: indices, names or patterns."""
+    fresh: tuple[int | str, ...] = ()
+    """Those that are built anew, likewise."""
+
+    @property
+    def key(self) -> str:
+        """The key of the active layers, for messages."""
+        return f"{self.place}.active"
+
+    def on(self, names: Sequence[str]) -> Activation:
+        """What it means for a model whose layers have these names.
+
+        Raises:
+            PlanError: an entry means no layer, or an inactive one is to be built anew; the message names the key.
+        """
+        inactive, key = inactive_layers(self.active, names, self.key), f"{self.place}.fresh"
+        kept = inactive_layers(self.fresh, names, key) if self.fresh else range(len(names))
+        fresh = tuple(sorted(set(range(len(names))).difference(kept)))
+        off = sorted({*fresh} & {*inactive})
+        if off:
+            raise PlanError(
+                f"{key}: layer {off[0]} ({names[off[0]]}) is not active there, and only active layers are built anew; "
+                "add it to `active`, or remove it here"
+            )
+        return Activation(self.clock, inactive, fresh)
+
+
+def given_activations(job: Job) -> Iterator[GivenActivation]:
+    """What a job file says about active layers, in order of the clocks."""
     if job.elastic.active is not None:
-        yield "elastic.active", Clock(0), job.elastic.active
+        yield GivenActivation("elastic", Clock(0), job.elastic.active)
     for number, line in enumerate(job.elastic.script):
         if isinstance(line, ActivateLine):
-            yield f"elastic.script[{number}].active", Clock(line.at.clock), line.active
+            yield GivenActivation(f"elastic.script[{number}]", Clock(line.at.clock), line.active, line.fresh or ())
 
 
 def activations_of(job: Job, names: Sequence[str]) -> tuple[Activation, ...]:
-    """Which layers are inactive from when on, in order of the clocks.
+    """Which layers are inactive from when on, and which are built anew then, in order of the clocks.
 
     Args:
         job: with its script.
         names: of the model's layers, in order.
 
     Raises:
-        PlanError: an entry means no layer; the message names it.
+        PlanError: as `GivenActivation.on`.
     """
-    return tuple(
-        Activation(clock, inactive_layers(active, names, key)) for key, clock, active in given_activations(job)
-    )
+    return tuple(given.on(names) for given in given_activations(job))
 
 
 def inactive_layers(active: Sequence[int | str], names: Sequence[str], key: str) -> tuple[int, ...]:
@@ -82,11 +115,11 @@ def with_activations(plan: Plan, job: Job, layers: Sequence[LayerReport], start:
 
 
 def _mistakes(job: Job, found: Sequence[Activation], layers: Sequence[LayerReport], start: Progress) -> Iterator[str]:
-    for (key, _, _), activation in zip(given_activations(job), found, strict=True):
+    for given, activation in zip(given_activations(job), found, strict=True):
         if not any(layer.parameters for layer in layers if layer.index not in activation.inactive):
             yield (
-                f"{key}: leaves no layer with trainable parameters active ({layers_text(activation.inactive)} are "
-                "off), so that nothing would be trained; add one"
+                f"{given.key}: leaves no layer with trainable parameters active "
+                f"({layers_text(activation.inactive)} are off), so that nothing would be trained; add one"
             )
     if start.inactive and start.inactive[-1] >= len(layers):
         yield (

@@ -46,6 +46,7 @@ from hetpipe.decide.elastic.virtual_workers import VirtualWorker, VirtualWorkers
 from hetpipe.decide.lifecycle.exchange import (
     Announce,
     FileJudgement,
+    FileStay,
     MoveAnswered,
     MoveLayers,
     Replan,
@@ -431,14 +432,15 @@ class Repartitions:
         self._move = _Move(after.index, before, after, recut, move.predicted_gain, slowest, move, now, at_barrier_from)
         return self.follow(lives, None, now=now)
 
-    def move_answered(self, answer: MoveAnswered, *, now: float) -> None:
+    def move_answered(self, answer: MoveAnswered, *, now: float) -> list[WorkersOutput]:
         """Process the clock shard's answer to a request: retry if it was not reached, give up if it refuses."""
         move = self._move
         if isinstance(move, _Move) and (answer.vw, answer.incarnation) == (move.vw, move.move.incarnation):
             if answer.outcome == "unreachable":
                 move.ask_at = now + self._retry_seconds
             elif answer.outcome == "refused" and move.version is None:
-                self._move = None
+                return self._give_up(move, "the clock shard refused to move them")
+        return []
 
     def follow(self, lives: VirtualWorkers, clocks: ClockSnapshot | None, *, now: float) -> list[WorkersOutput]:
         """Continue according to the states and the plan versions of the virtual workers.
@@ -466,16 +468,23 @@ class Repartitions:
         if move.version is not None:
             return self._measure_gain(move, worker)
         if worker.incarnation != move.move.incarnation or worker.state in {LifeState.OUT, LifeState.DONE}:
-            # It ended before the barrier, at which the next incarnation joins by the plan that it had.
-            self._move = None
-        elif move.move.live and now >= move.at_barrier_from:
-            move.move, move.ask_at = replace(move.move, live=False), now
+            # The next incarnation joins at the barrier, by the plan that it had.
+            return self._give_up(move, f"{worker} ended before they had moved")
+        if move.move.live and now >= move.at_barrier_from:
+            reason = f"{move.move.reason}; at a barrier, as its stages were not prepared in time"
+            move.move, move.ask_at = replace(move.move, reason=reason, live=False), now
             return self._follow_move(move, lives, now=now)
-        elif move.ask_at is not None and now >= move.ask_at and worker.state is LifeState.READY:
+        if move.ask_at is not None and now >= move.ask_at and worker.state is LifeState.READY:
             move.ask_at = None
             plan, shards = lives.assignment.plan, lives.assignment.shards
             return [MoveLayers(move.vw, move.move, plan.term, shards[0])]
         return []
+
+    def _give_up(self, move: _Move, reason: str) -> list[WorkersOutput]:
+        """A move that was requested, and takes no effect."""
+        self._move = None
+        stay = Stay(_counts(move.after), move.gain, reason)
+        return [FileStay(move.vw, self._published, move.move.by, stay, was_requested=True)]
 
     def _follow_replacement(self, move: _Replacement, lives: VirtualWorkers) -> list[WorkersOutput]:
         worker = _of(lives, move.before.index)

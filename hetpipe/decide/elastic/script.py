@@ -359,6 +359,8 @@ def building_line(job: Job, vw: VirtualWorkerIndex, clock: int) -> str:
             what = f"moves layers of virtual worker {vw} to {list(_new_cut(line))}"
         elif isinstance(line, FreezeLine):
             what = f"freezes {line.layers} layers"
+        elif isinstance(line, ActivateLine) and line.fresh:
+            what = "builds layers anew"
         else:
             continue
         if isinstance(line.at, MinibatchMoment):

@@ -131,7 +131,7 @@ class Stay:
     """Why the layers of a virtual worker stay where they are."""
 
     stages: tuple[int, ...]
-    """Layers of each stage by the best cut; empty: none fits in memory."""
+    """Layers of each stage by the best cut, or by the one that was requested; empty: none fits in memory."""
     predicted_gain: float | None
     """Speed-up of the job by it, as a fraction; None: there is no cut."""
     reason: str
@@ -433,6 +433,20 @@ class FileJudgement:
 
 
 @dataclass(frozen=True, slots=True)
+class FileStay:
+    """Add to the decisions of the run that layers stay where they are. Not answered."""
+
+    vw: VirtualWorkerIndex
+    clock: Clock
+    """The newest one."""
+    by: str
+    """What wanted them to move."""
+    stay: Stay
+    was_requested: bool = False
+    """Whether the clock shard was asked to move them, so that they may have moved unheard; then they did not stay."""
+
+
+@dataclass(frozen=True, slots=True)
 class SettleReplan:
     """Clean up after a new plan of a virtual worker came into force or was abandoned. Not answered."""
 
@@ -487,6 +501,7 @@ Task = (
     | SettleReplan
     | MoveLayers
     | FileJudgement
+    | FileStay
     | FetchClocks
     | Release
 )

@@ -232,7 +232,7 @@ class ProgressBoard:
         return ProgressTable(
             rows=rows,
             running_seconds=self.running_seconds(now=now),
-            epoch=self._start.epoch + 1 if clocks is None else clocks.epoch,
+            epoch=self._epoch(clocks),
             samples=samples,
             total_samples=total,
             samples_per_second=rate,
@@ -242,6 +242,11 @@ class ProgressBoard:
             straggler=self._straggler(counting, now=now),
             cache=cache_use(self.reports, self.plan),
         )
+
+    def _epoch(self, clocks: ClockSnapshot | None) -> int:
+        """The epoch, from 1; at the end of the run its last one."""
+        epoch = self._start.epoch + 1 if clocks is None else clocks.epoch
+        return epoch if self._data.epochs is None else min(epoch, self._data.epochs)
 
     def _straggler(self, clocks: Mapping[VirtualWorkerIndex, Clock], *, now: float) -> VirtualWorkerIndex | None:
         """The virtual worker that is behind and does not wait, while all others mostly do."""

@@ -153,7 +153,7 @@ class JobTraining:
             case Replanned():
                 out += self._repartitions.planned(fact, self._lives, now=now)
             case MoveAnswered():
-                self._repartitions.move_answered(fact, now=now)
+                out += self._repartitions.move_answered(fact, now=now)
             case MoveRequested(vw=vw, bounds=bounds):
                 out += self._repartitions.request(vw, bounds, self._lives, now=now)
             case Tick():

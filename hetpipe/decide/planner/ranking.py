@@ -132,15 +132,17 @@ def _staleness(one: RankedPlan) -> float:
 class Ranking:
     """Ranks the plans of one profile on one cluster; caches simulations."""
 
-    def __init__(self, jobs: Jobs, predict: Predict) -> None:
+    def __init__(self, jobs: Jobs, predict: Predict, *, is_brief: bool = False) -> None:
         """Create a ranking.
 
         Args:
             jobs: evaluates groups by closed form, with the requested options.
             predict: simulates a plan.
+            is_brief: whether brief simulations decide, because something else predicts what is chosen.
         """
         self._jobs = jobs
         self._predict = predict
+        self._is_brief = is_brief
         self._options = jobs.options
         self._best: dict[AllocationName, RankedPlan] = {}
         self._simulated: dict[tuple[object, ...], Predicted] = {}
@@ -152,7 +154,7 @@ class Ranking:
         assert self._tiling is not None, "the cluster is a large one"
         given, options = self._jobs.costs, replace(self._options, placement="balanced")
         costs = Costs(given.original, self._tiling.small, given.frozen_layers)
-        return Ranking(Jobs(costs, options, partitioner_for(costs, options)), self._predict)
+        return Ranking(Jobs(costs, options, partitioner_for(costs, options)), self._predict, is_brief=True)
 
     def of(self, name: AllocationName, by_closed_form: Callable[[Jobs], JobPlan]) -> RankedPlan:
         """The best plan of an allocation.
@@ -332,7 +334,7 @@ class Ranking:
         """The best of these by simulation, unordered."""
         found = [one for groups in groupings for one in self._candidates(groups, staleness)]
         found.sort(key=lambda one: (-one.rate, one.plan.minibatches_per_wave))
-        waves = max(_SHORT_WAVES, _SHORT_WAVES_PER_LEAD * ((staleness or 0) + 2))
+        waves = _brief_waves(staleness)
         left, best = _COMPUTATIONS, 0.0
         ranked: list[tuple[float, _Candidate]] = []
         for one in islice(found, _MOST_SIMULATED):
@@ -349,7 +351,9 @@ class Ranking:
         return [self._whole(one) for _, one in ranked[: max(1, min(affordable, _FINALISTS))]]
 
     def _whole(self, one: _Candidate) -> RankedPlan:
-        return RankedPlan(one.plan, one.jobs.options, self._simulate(one), one.most_minibatches)
+        options = one.jobs.options
+        waves = _brief_waves(options.staleness) if self._is_brief else None
+        return RankedPlan(one.plan, options, self._simulate(one, waves), one.most_minibatches)
 
     def _simulate(self, one: _Candidate, waves: int | None = None) -> Predicted:
         """Predict with a cache: several allocations yield the same groups, and simulations of large plans are cut."""
@@ -374,6 +378,11 @@ _BY_NAME: Mapping[AllocationName, Callable[[Jobs], JobPlan]] = {
     "HD": hybrid_distribution.hybrid_distribution,
     "auto": auto,
 }
+
+
+def _brief_waves(staleness: int | None) -> int:
+    """Waves of each virtual worker in a brief simulation."""
+    return max(_SHORT_WAVES, _SHORT_WAVES_PER_LEAD * ((staleness or 0) + 2))
 
 
 def _groups_of(plan: JobPlan) -> list[tuple[DeviceId, ...]]:

@@ -48,7 +48,7 @@ from hetpipe.decide.sync.segment import (
     plan_segment,
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
-from hetpipe.values.activation import Activation, inactive_at, started_with
+from hetpipe.values.activation import Activation, fresh_at, inactive_at, started_with
 from hetpipe.values.bounds import MAX_LISTED
 from hetpipe.values.freezing import FreezeLineup, Freezing, FrozenSince, joining
 from hetpipe.values.ids import (
@@ -1052,6 +1052,8 @@ class DecisionLog:
                 samples=self.segment_samples,
                 minibatches=self.segment_minibatches,
             )
+        if self.segment_minibatches:
+            self.progress = replace(self.progress, fresh=())
         self.segment_samples = []
         self.segment_minibatches = 0
         self.claimed = set()
@@ -1103,6 +1105,7 @@ class DecisionLog:
                 frozen_layers=layers,
                 inactive=self.progress.inactive,
                 inactive_before=inactive_before,
+                fresh=self.progress.fresh,
             )
         )
         self.moved = tuple(vw for vw in self.moved if vw not in self.members)
@@ -1250,7 +1253,11 @@ class DecisionLog:
         self.progress = replace(self.progress, frozen=frozen)
 
     def _activate(self, passed: Segment, clock: Clock) -> None:
-        """Change the active layers where that is due at the barrier at `clock`, or where the run begins."""
+        """Change the active layers where that is due at the barrier at `clock`, or where the run begins.
+
+        Layers that are built anew have their new weights with the first minibatch that counts: without any in a
+        segment, they are due again. At the beginning they are those of the checkpoint.
+        """
         changes, before = self.config.activations, self.progress.inactive
         begins = not passed.reasons and clock == self.config.progress.clock
         found = (
@@ -1258,7 +1265,9 @@ class DecisionLog:
             if begins
             else inactive_at(changes, before, after=passed.start, upto=clock)
         )
-        self.progress = replace(self.progress, inactive=found)
+        due = () if begins else fresh_at(changes, after=passed.start, upto=clock)
+        still = tuple(layer for layer in self.progress.fresh if layer not in found)
+        self.progress = replace(self.progress, inactive=found, fresh=due or still)
 
     def _recut(self, freezing: Freezing, frozen: int, clock: Clock) -> None:
         """Change the plans at the barrier at `clock` to the cuts for F, instead of any others decided for it."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import PushHeader
 
-#: Key of a staged wave; initial weights have no wave.
+#: Key of a staged wave; initial weights have no wave, nor have those of layers that are built anew.
 StageKey = tuple[VirtualWorkerIndex, Incarnation, Wave | None]
 
 
 def stage_key(header: PushHeader) -> StageKey:
     """The key under which a push is staged."""
-    return header.requester.vw, header.requester.incarnation, header.wave
+    return header.requester.vw, header.requester.incarnation, None if header.fresh else header.wave
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Apply:
     """V at the last barrier, for `combine: mean`."""
     wave_share: tuple[int, int] | None = None
     """N_v and Σ N_u at the last barrier; None: all members have the same N."""
+    fresh: StageKey | None = None
+    """Under which the weights of layers that are built anew are staged, to which it is the first to be added."""
 
     def mean_factor(self, *, one_update_per_wave: bool) -> float:
         """The factor of the wave's ũ under `combine: mean`, so that every sample counts alike (`wsp.md` §10).

@@ -155,6 +155,8 @@ class SegmentRecord:
     """The layers that are inactive in this segment (dynamic-models.md)."""
     inactive_before: tuple[int, ...] = ()
     """Those of the segment that the barrier ended, with which it is evaluated, also by whoever joins there."""
+    fresh: tuple[int, ...] = ()
+    """The layers that every member builds anew for this segment, and stages with its first wave."""
     kind: Literal["segment"] = "segment"
 
     @property

@@ -91,6 +91,8 @@ class ClosedState:
     """The leading layers of the chain that are frozen since the last barrier."""
     inactive: tuple[int, ...] = ()
     """The layers that are inactive since the last barrier."""
+    entered: Clock = Clock(0)
+    """The clock of the last barrier."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,11 @@ class ShardState:
         self.idle: frozenset[int] = frozenset()
         self._frozen_layers = 0
         self._inactive: tuple[int, ...] = ()
+        #: The slices of layers that are built anew for the segment, and whether they have been put in their places.
+        self.fresh: frozenset[int] = frozenset()
+        self._is_renewed = False
+        #: The first clock of the segment.
+        self._entered = start
         self._barrier = start
         #: Newest clock whose weights are complete here.
         self.built = Clock(start - 1)
@@ -224,7 +231,8 @@ class ShardState:
         Raises:
             StaleTerm, StaleIncarnation, SliceMismatch: as named.
             WaveOutOfOrder: negative, or beyond D + 2 waves ahead.
-            ClockNotPublished: D = ∞, and this shard has not applied earlier waves yet; retry.
+            ClockNotPublished: this shard has not read the record of the wave's segment; or D = ∞, and it has not
+                applied earlier waves yet. Retry.
         """
         requester = header.requester
         self._check_term(requester)
@@ -238,7 +246,7 @@ class ShardState:
             return Admission.DUPLICATE, indices
         if header.wave is not None:
             self._check_wave(requester.vw, header.wave)
-            self._check_trained(indices, header.wave)
+            self._check_trained(indices, header.wave, is_fresh=header.fresh)
         staged = self.staged.get(key)
         if staged is not None:
             if staged.by_stage.get(requester.stage) == frozenset(indices):
@@ -331,7 +339,7 @@ class ShardState:
         self._num_members = closed.num_members
         self._per_wave = dict(closed.per_wave)
         self._idle(closed.frozen_layers, closed.inactive)
-        self._barrier = closed.barrier
+        self._barrier, self._entered = closed.barrier, closed.entered
         self.built = closed.built
         self.published = closed.published
         self.alive = {closed.built}
@@ -341,9 +349,8 @@ class ShardState:
 
     def restage(self, header: PushHeader, indices: tuple[int, ...]) -> bool:
         """Restore a push staged before the restart; returns whether its data is still needed."""
-        key = stage_key(header)
-        vw, incarnation, wave = key
-        if key in self._committed:
+        vw, incarnation, wave = header.requester.vw, header.requester.incarnation, header.wave
+        if (vw, incarnation, wave) in self._committed:
             return True
         worker = self._workers.get(vw)
         if incarnation > self._lives.get(vw, Incarnation(-1)):
@@ -381,8 +388,15 @@ class ShardState:
                 f"wave {wave} of virtual worker {vw}, which has already committed {committed} waves here"
             )
 
-    def _check_trained(self, indices: tuple[int, ...], wave: Wave) -> None:
+    def _check_trained(self, indices: tuple[int, ...], wave: Wave, *, is_fresh: bool) -> None:
         idle = sorted(self.idle.intersection(indices))
+        is_undue = is_fresh and not (self._renews(wave) and self.fresh.issuperset(indices))
+        if (idle or is_undue) and self._entered < self._barrier <= wave:
+            raise ClockNotPublished(
+                f"wave {wave} is behind the barrier at clock {self._barrier}, which this shard has not passed yet"
+            )
+        if is_undue:
+            raise SliceMismatch(f"weights are pushed for wave {wave} of layers that are not built anew there")
         if idle:
             piece = self.slices[idle[0]]
             frozen = f"but the first {self._frozen_layers} layers are frozen"
@@ -419,7 +433,10 @@ class ShardState:
         given = ((member.vw, member.minibatches_per_wave) for member in record.members)
         self._per_wave = {vw: count for vw, count in given if count is not None}
         self._order = sorted(self._workers)
+        self._entered = record.start
         self._idle(record.frozen_layers, record.inactive)
+        self.fresh = frozenset(index for index, piece in enumerate(self.slices) if piece.layer in record.fresh)
+        self._is_renewed = False
 
     def _idle(self, frozen: int, inactive: tuple[int, ...]) -> None:
         """Train neither the first `frozen` layers nor the inactive ones from here on."""
@@ -429,7 +446,7 @@ class ShardState:
 
     def _initialize(self, clock: Clock, key: StageKey) -> list[Instruction]:
         staged = self.staged.pop(key, _Staged())
-        self._check_complete(staged, f"the initial weights for clock {clock}")
+        self._check_complete(staged, f"the initial weights for clock {clock}", self._trained)
         self._complete(clock)
         return [Initialize(clock, key), *self._drop([k for k in self.staged if k[2] is None])]
 
@@ -453,20 +470,30 @@ class ShardState:
             per_wave=dict(self._per_wave),
             frozen_layers=self._frozen_layers,
             inactive=self._inactive,
+            entered=self._entered,
         )
 
     def _commit(self, record: CommitRecord) -> list[Instruction]:
         key: StageKey = (record.vw, record.incarnation, record.wave)
         staged = self.staged.pop(key, None)
         if staged is not None or record.samples:
-            self._check_complete(staged or _Staged(), f"wave {record.wave} of virtual worker {record.vw}")
+            what = f"wave {record.wave} of virtual worker {record.vw}"
+            self._check_complete(staged or _Staged(), what, self._trained)
+            if self._renews(record.wave):
+                beside = self.staged.pop((record.vw, record.incarnation, None), _Staged())
+                self._check_complete(beside, f"what is built anew for {what}", self.fresh)
         self._workers[record.vw].committed = Clock(record.wave + 1)
         self._committed[key] = staged is None
         return self._add_what_is_due()
 
-    def _check_complete(self, staged: _Staged, what: str) -> None:
-        """Check that all slices are staged: only acknowledged pushes are committed, so missing ones have been lost."""
-        missing = sorted(set(range(len(self.slices))).difference(self.idle, *staged.by_stage.values()))
+    @property
+    def _trained(self) -> frozenset[int]:
+        """The slices that make a wave whole."""
+        return frozenset(range(len(self.slices))) - self.idle
+
+    def _check_complete(self, staged: _Staged, what: str, slices: frozenset[int]) -> None:
+        """Check that `slices` are staged: only acknowledged pushes are committed, so missing ones have been lost."""
+        missing = sorted(slices.difference(*staged.by_stage.values()))
         if missing:
             names = ", ".join(self.slices[index].parameter.name for index in missing[:3])
             raise StateLost(
@@ -481,10 +508,11 @@ class ShardState:
                 self._order.pop(0)
                 empty = self._committed.pop(key)
                 share = (self._per_wave[key[0]], sum(self._per_wave.values())) if self._per_wave else None
-                instructions.append(Apply(Clock(self.built + 1), key, empty, self._num_members, share))
+                apply = Apply(Clock(self.built + 1), key, empty, self._num_members, share)
+                instructions += [apply] if empty or not self._renews(key[2]) else self._renewing(apply)
             if self._order or not self._goes_on():
                 return instructions
-            instructions.append(self._close())
+            instructions += self._close()
 
     def _goes_on(self) -> bool:
         """Whether the clock being built is complete once no wave is missing.
@@ -497,11 +525,24 @@ class ShardState:
         wave = Wave(self.built)
         return next((key for key in self._committed if key[0] == vw and key[2] == wave), None)
 
-    def _close(self) -> Close:
+    def _renews(self, wave: Wave | None) -> bool:
+        """Whether weights of layers that are built anew are staged beside a wave."""
+        return bool(self.fresh) and wave == Wave(self._entered)
+
+    def _renewing(self, apply: Apply) -> list[Instruction]:
+        """Add a wave to what is staged beside it if it is the first one; all members have staged the same."""
+        beside: StageKey = (*apply.key[:2], None)
+        if self._is_renewed:
+            return [apply, Drop(beside)]
+        self._is_renewed = True
+        return [replace(apply, fresh=beside)]
+
+    def _close(self) -> list[Instruction]:
         clock = Clock(self.built + 1)
         self._order = sorted({*self._workers, *(key[0] for key in self._committed if key[2] == Wave(clock))})
         self._complete(clock)
-        return Close(clock)
+        # What is left of layers that are built anew: of members whose waves are empty.
+        return [Close(clock), *self._drop([key for key in self.staged if key[2] is None])]
 
     def _evict(self, record: EvictRecord) -> list[Instruction]:
         instructions = self._drop([k for k in self.staged if k[0] == record.vw and k[1] == record.incarnation])

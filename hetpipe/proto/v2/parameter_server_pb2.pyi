@@ -184,14 +184,16 @@ class SliceHeader(_message.Message):
     def __init__(self, parameter: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("requester", "wave", "slices")
+    __slots__ = ("requester", "wave", "slices", "fresh")
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     WAVE_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     requester: _values_pb2.Requester
     wave: int
     slices: _containers.RepeatedCompositeFieldContainer[SliceHeader]
-    def __init__(self, requester: _Optional[_Union[_values_pb2.Requester, _Mapping]] = ..., wave: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[SliceHeader, _Mapping]]] = ...) -> None: ...
+    fresh: bool
+    def __init__(self, requester: _Optional[_Union[_values_pb2.Requester, _Mapping]] = ..., wave: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[SliceHeader, _Mapping]]] = ..., fresh: bool = ...) -> None: ...
 
 class Watermarks(_message.Message):
     __slots__ = ("staged", "committed", "durable")
@@ -603,7 +605,7 @@ class SegmentMember(_message.Message):
     def __init__(self, vw: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_stages: _Optional[int] = ..., joined: bool = ..., minibatches_per_wave: _Optional[int] = ..., version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., moved: bool = ..., origin: _Optional[int] = ...) -> None: ...
 
 class SegmentRecord(_message.Message):
-    __slots__ = ("index", "start", "reasons", "epoch", "members", "left", "frozen", "frozen_layers", "inactive", "inactive_before")
+    __slots__ = ("index", "start", "reasons", "epoch", "members", "left", "frozen", "frozen_layers", "inactive", "inactive_before", "fresh")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +616,7 @@ class SegmentRecord(_message.Message):
     FROZEN_LAYERS_FIELD_NUMBER: _ClassVar[int]
     INACTIVE_FIELD_NUMBER: _ClassVar[int]
     INACTIVE_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     index: int
     start: int
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -624,7 +627,8 @@ class SegmentRecord(_message.Message):
     frozen_layers: int
     inactive: _containers.RepeatedScalarFieldContainer[int]
     inactive_before: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., frozen: _Optional[int] = ..., frozen_layers: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ..., inactive_before: _Optional[_Iterable[int]] = ...) -> None: ...
+    fresh: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., start: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[SegmentMember, _Mapping]]] = ..., frozen: _Optional[int] = ..., frozen_layers: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ..., inactive_before: _Optional[_Iterable[int]] = ..., fresh: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanRecord(_message.Message):
     __slots__ = ("index", "vw", "incarnation", "clock", "version", "bounds")

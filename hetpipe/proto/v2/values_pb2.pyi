@@ -463,12 +463,14 @@ class ActivationCut(_message.Message):
     def __init__(self, clock: _Optional[int] = ..., vw: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Activation(_message.Message):
-    __slots__ = ("clock", "inactive")
+    __slots__ = ("clock", "inactive", "fresh")
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     INACTIVE_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     clock: int
     inactive: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, clock: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ...) -> None: ...
+    fresh: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, clock: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ..., fresh: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FreezeLineup(_message.Message):
     __slots__ = ("frozen", "workers", "minibatches_per_wave")
@@ -539,7 +541,7 @@ class PlanVersion(_message.Message):
     def __init__(self, version: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ..., planned: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen", "waves", "lineup", "inactive")
+    __slots__ = ("clock", "epoch", "used", "minibatches", "samples", "plans", "frozen", "waves", "lineup", "inactive", "fresh")
     class PlansEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -564,6 +566,7 @@ class Progress(_message.Message):
     WAVES_FIELD_NUMBER: _ClassVar[int]
     LINEUP_FIELD_NUMBER: _ClassVar[int]
     INACTIVE_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     clock: int
     epoch: int
     used: bytes
@@ -574,7 +577,8 @@ class Progress(_message.Message):
     waves: _containers.MessageMap[int, WaveNumbers]
     lineup: int
     inactive: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ..., lineup: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ...) -> None: ...
+    fresh: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, clock: _Optional[int] = ..., epoch: _Optional[int] = ..., used: _Optional[bytes] = ..., minibatches: _Optional[int] = ..., samples: _Optional[int] = ..., plans: _Optional[_Mapping[int, PlanVersion]] = ..., frozen: _Optional[int] = ..., waves: _Optional[_Mapping[int, WaveNumbers]] = ..., lineup: _Optional[int] = ..., inactive: _Optional[_Iterable[int]] = ..., fresh: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WaveNumbers(_message.Message):
     __slots__ = ("minibatches_per_wave", "origin")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,8 +46,10 @@ from hetpipe.pipeline.callables import (
 from hetpipe.pipeline.chain import Layer, forget_weights, freeze, state_names
 from hetpipe.pipeline.compute import Emulator, StageCompute
 from hetpipe.pipeline.cuda import use_device
+from hetpipe.pipeline.fresh_layers import built_anew
 from hetpipe.pipeline.frozen_cache import FrozenCache
 from hetpipe.pipeline.frozen_prefix import FrozenPrefix
+from hetpipe.pipeline.handover import States
 from hetpipe.pipeline.host_link import host_link
 from hetpipe.pipeline.inbox import Inbox
 from hetpipe.pipeline.layer_memory import LayerMemory
@@ -69,6 +71,7 @@ from hetpipe.server.parent_death import die_with_parent
 from hetpipe.server.shard.client import ShardClient
 from hetpipe.server.shard.relayed_log import RelayedLog
 from hetpipe.values.cluster import node_of
+from hetpipe.values.ids import Clock
 from hetpipe.values.memory import LayerPolicy, policies_of
 from hetpipe.values.requests import Requester
 from hetpipe.values.rewinds import MODEL_FILE, first_folder
@@ -302,6 +305,16 @@ def _own_chain(job: Job, config: StageConfig) -> _Chain:
     return _Chain(chain, names)
 
 
+def _layers_anew(job: Job, config: StageConfig, clock: Clock, layers: Collection[int]) -> States:
+    """`built_anew`, by one stage of the node at a time.
+
+    Raises:
+        CallableError: the user's code cannot be used.
+    """
+    with _turn(config):
+        return built_anew(job, Path(config.import_path), clock, layers)
+
+
 def _turn(config: StageConfig) -> AbstractContextManager[None]:
     """A lock of the node: only one stage at a time has a whole model in memory."""
     report_phase("waiting for other stages of this node, which build the model one at a time")
@@ -449,7 +462,12 @@ def assemble(job: Job, config: StageConfig, code: UserCode, wiring: Wiring) -> t
         code = _stage_code(job, moved, frozen=frozen, is_filled=False)
         return _built(job, moved, code, versions, wiring.clock, frozen=frozen)
 
-    rebuild = Rebuild(build, partial(building_line, job, config.vw), partial(scripted_cut, job, config.vw))
+    rebuild = Rebuild(
+        build,
+        partial(building_line, job, config.vw),
+        partial(scripted_cut, job, config.vw),
+        partial(_layers_anew, job, config),
+    )
     return StageRunner(parts, inbox, rebuild), client
 
 

@@ -8,17 +8,26 @@ authoritative. `RUN_DIR/decisions.jsonl` has the moves between running stages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hetpipe import failpoints
 from hetpipe.decide.elastic.repartitions import replanned
 from hetpipe.decide.lifecycle.configs import with_agents
-from hetpipe.decide.lifecycle.exchange import Admit, FileJudgement, NewPlan, Replan, Replanned, SettleReplan
+from hetpipe.decide.lifecycle.exchange import (
+    Admit,
+    FileJudgement,
+    FileStay,
+    NewPlan,
+    Replan,
+    Replanned,
+    SettleReplan,
+)
 from hetpipe.errors import CheckpointError
 from hetpipe.observe.log import get_logger
-from hetpipe.server.decisions_file import append_decision
-from hetpipe.values.decisions import DecisionMoment, MoveJudgement, StayDecision
+from hetpipe.server.decisions_file import append_decision, append_decisions
+from hetpipe.values.decisions import DecisionLine, DecisionMoment, MoveDecision, MoveJudgement, StayDecision
 from hetpipe.values.ids import Clock, JobId
 from hetpipe.values.plan import Plan
 from hetpipe.values.wire import to_json
@@ -39,12 +48,7 @@ class ReplanTasks:
         try:
             found = replanned(task)
             if found.stay is not None:
-                stay, at = found.stay, DecisionMoment(task.clock)
-                _log.info("layers_stay", job=self._job_id, vw=task.vw, reason=stay.reason)
-                append_decision(
-                    Path(run_dir),
-                    StayDecision(at, "stay", task.vw, stay.stages, "straggler", stay.reason, stay.predicted_gain, wall),
-                )
+                self.stay(FileStay(task.vw, task.clock, "straggler", found.stay), run_dir, wall=wall)
             if found.plan is not None:
                 failpoints.reach("repartition.plan_computed")
             if found.plan is not None and found.recut is None:
@@ -72,6 +76,27 @@ class ReplanTasks:
         """Add what a move has gained to the decisions of the run."""
         line = MoveJudgement("judge", task.vw, task.version, task.measured_gain, task.sentence, wall)
         append_decision(Path(run_dir), line)
+
+    def stay(self, task: FileStay, run_dir: str, *, wall: float) -> None:
+        """Add that layers stay where they are to the decisions of the run, unless its file has their move."""
+        stay, vw, at = task.stay, task.vw, DecisionMoment(task.clock)
+        line = StayDecision(
+            at,
+            "stay",
+            vw,
+            stay.stages,
+            "operator" if task.by == "operator" else "straggler",
+            stay.reason,
+            stay.predicted_gain,
+            wall,
+        )
+
+        def unless_moved(before: Sequence[DecisionLine]) -> Sequence[DecisionLine]:
+            cuts = [each.stages for each in before if isinstance(each, MoveDecision) and each.vw == vw]
+            return () if task.was_requested and cuts[-1:] == [stay.stages] else (line,)
+
+        _log.info("layers_stay", job=self._job_id, vw=vw, reason=stay.reason)
+        append_decisions(Path(run_dir), unless_moved)
 
     def make_way(self, task: Admit, new: NewPlan, port: Calls) -> None:
         """Store a new plan on the clock shard before it admits the first incarnation on it.

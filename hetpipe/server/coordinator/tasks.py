@@ -37,6 +37,7 @@ from hetpipe.decide.lifecycle.exchange import (
     EvictAcknowledged,
     FetchClocks,
     FileJudgement,
+    FileStay,
     FinalClocks,
     Input,
     MoveAnswered,
@@ -188,6 +189,9 @@ class JobTasks:
                 return self._move(task)
             case FileJudgement():
                 self._replans.judge(task, self._submission.run_dir, wall=self._clock.wall())
+                return None
+            case FileStay():
+                self._replans.stay(task, self._submission.run_dir, wall=self._clock.wall())
                 return None
             case FetchClocks():
                 return FinalClocks(self._last_clocks(task))
@@ -487,6 +491,7 @@ def write_run_files(submission: Submission, prepared: Prepared, eval_samples: in
             "frozen": start.frozen,
             "lineup": start.lineup,
             "inactive": list(start.inactive),
+            "fresh": list(start.fresh),
         },
         "homes": list(prepared.data.homes),
         "layers": [] if run.model is None else [layer.name for layer in run.model.layers],

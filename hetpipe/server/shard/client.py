@@ -171,6 +171,19 @@ class ShardClient:
         shares, pool = self._pushed, self._pool
         self._submit(self._pusher, lambda: self._push_and_report(wave, update, request, shares, pool))
 
+    def push_fresh(self, wave: Wave, weights: FlatBuffer, layers: Collection[int]) -> None:
+        """Implement `Synchroniser.push_fresh`, in the background."""
+        pool = self._pool
+        shares = shares_of([piece for piece in self._slices if piece.layer in layers], pool.layout)
+
+        def push() -> None:
+            try:
+                self._push(wave, weights, shares, fresh=True)
+            finally:
+                pool.release(weights)
+
+        self._submit(self._pusher, push)
+
     def fetch(self, clock: Clock, *, ahead: bool) -> None:
         """Pull w^(clock) into host memory in the background; the result goes to `SyncListener.on_fetched`."""
 
@@ -331,12 +344,18 @@ class ShardClient:
             pool.release(rounded)
 
     def _push(
-        self, wave: Wave | None, buffer: FlatBuffer, shares: tuple[_Share, ...], *, in_halves: bool = False
+        self,
+        wave: Wave | None,
+        buffer: FlatBuffer,
+        shares: tuple[_Share, ...],
+        *,
+        in_halves: bool = False,
+        fresh: bool = False,
     ) -> None:
         sent: dict[ShardIndex, int] = {}
 
         def attempt(share: _Share) -> None:
-            header = PushHeader(self.requester, wave, share.headers)
+            header = PushHeader(self.requester, wave, share.headers, fresh)
             counted = Chunks(buffer, share.runs, in_halves=in_halves)
             self._shards[share.shard].upload(calls.PUSH, header, counted)
             sent[share.shard] = counted.payload_bytes

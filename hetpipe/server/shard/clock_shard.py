@@ -105,8 +105,9 @@ class ClockShard:
         self._known: dict[tuple[type[DecisionEvent], VirtualWorkerIndex, StageIndex], DecisionEvent] = {}
         #: Addresses on which stages listen for others.
         self._addresses: dict[tuple[VirtualWorkerIndex, StageIndex], Address] = {}
-        #: The current clocks; None: they are asked of the log.
+        #: The current clocks, and the newest checkpoint if they depend on it; None: they are asked of the log.
         self._clocks: ClockSnapshot | None = None
+        self._clocks_at: Clock | None = None
         #: The run document for a coordinator without any state of the job.
         self._run = config.run
         if old is None or old.state is None:
@@ -292,15 +293,15 @@ class ClockShard:
         While the disk of a shard fails, only waves in a checkpoint are durable.
         """
         with self.condition:
-            clocks, applied = self._clocks, tuple(sorted(self._applied))
-            if clocks is None:
+            checkpoint = self._newest_checkpoint() if self._applied else None
+            if self._clocks is None or self._clocks_at != checkpoint:
                 found = self._log.snapshot()
-                clocks = self._clocks = replace(found, durable=found.staged)
-        if not applied:
-            return clocks
-        checkpoint = self._newest_checkpoint()
-        durable = {vw: min(clock, checkpoint) for vw, clock in clocks.staged.items()}
-        return replace(clocks, durable=durable, applied=applied)
+                durable = found.staged
+                if checkpoint is not None:
+                    durable = {vw: min(clock, checkpoint) for vw, clock in durable.items()}
+                self._clocks = replace(found, durable=durable, applied=tuple(sorted(self._applied)))
+                self._clocks_at = checkpoint
+            return self._clocks
 
     def describe(self) -> RunDescription:
         """The run document and the current incarnations.
@@ -492,8 +493,8 @@ class ClockShard:
         self._file_decisions(record)
         if record.frozen:
             self._history.freeze(clock=record.start, frozen=record.frozen, layers=record.frozen_layers)
-        if record.inactive or self._log.config.activations:
-            self._history.activate(clock=record.start, inactive=record.inactive)
+        if record.inactive or record.fresh or self._log.config.activations:
+            self._history.activate(clock=record.start, inactive=record.inactive, fresh=record.fresh)
         for member in record.left:
             self._history.leave(vw=member.vw, incarnation=member.incarnation, clock=record.start)
         for member in record.members:

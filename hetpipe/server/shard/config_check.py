@@ -136,8 +136,12 @@ def _mistakes_of_activations(config: ShardConfig) -> Iterator[str]:
         layers = activation.inactive
         if not 0 <= activation.clock < MAX_COUNT or not _is_ascending(layers):
             yield f"inactive layers {layers!s:.80} from clock {activation.clock} on"
+        if not _is_ascending(activation.fresh) or set(activation.fresh) & set(layers):
+            yield f"layers {activation.fresh!s:.80} that are built anew at clock {activation.clock}"
     if not _is_ascending(config.progress.inactive):
         yield f"a start with the inactive layers {config.progress.inactive!s:.80}"
+    if not _is_ascending(config.progress.fresh):
+        yield f"a start with layers {config.progress.fresh!s:.80} that are built anew"
 
 
 def _is_ascending(layers: Sequence[int]) -> bool:

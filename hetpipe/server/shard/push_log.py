@@ -50,6 +50,8 @@ class LoggedPush:
     """The number of decision-log records that the shard had executed."""
     slices: tuple[int, ...]
     """Positions of its slices in the shard."""
+    fresh: bool = False
+    """`PushHeader.fresh`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ class Shard:
             requester,
             push.wave,
             tuple(SliceHeader(s.parameter.name, s.start, s.stop, s.parameter.dtype) for s in slices),
+            push.fresh,
         )
 
     # -- pushes and pulls --------------------------------------------------------------------------------------------
@@ -199,7 +200,9 @@ class Shard:
         header, indices = session.header, session.indices
         who = header.requester
         if self._pushes is not None:
-            push = LoggedPush(who.vw, who.incarnation, who.stage, header.wave, self._state.followed, indices)
+            push = LoggedPush(
+                who.vw, who.incarnation, who.stage, header.wave, self._state.followed, indices, header.fresh
+            )
             self._pushes.append(push, session.stream, sums=session.sums)
             failpoints.reach("push.after_durable")
         place = stage_key(header), who.stage
@@ -223,7 +226,7 @@ class Shard:
         return self.config.progress.clock if self._pushes is None else self._pushes.durable_clock(staged)
 
     def _report_staged(self, header: PushHeader, indices: tuple[int, ...]) -> None:
-        if header.wave is not None:
+        if header.wave is not None and not header.fresh:
             requester = header.requester
             self._history.staged(
                 vw=requester.vw,
@@ -395,7 +398,9 @@ class Shard:
             sync = self.config.sync
             if sync.combine == "mean":
                 update.mul_(instruction.mean_factor(one_update_per_wave=sync.policy.one_update_per_wave))
-            if self._building is None:
+            if instruction.fresh is not None:
+                self._add_to_fresh(instruction.fresh, update, previous)
+            elif self._building is None:
                 self._building = update.add_(previous)  # the staging buffer becomes the version: no third buffer
             else:
                 self._building.add_(update)
@@ -403,6 +408,17 @@ class Shard:
         assert wave is not None, "only waves are applied"
         failpoints.reach("push.after_apply")
         self._history.apply(shard=self.config.shard, vw=vw, incarnation=incarnation, wave=wave)
+
+    def _add_to_fresh(self, key: StageKey, update: FlatBuffer, previous: FlatBuffer) -> None:
+        """Add the first wave of a segment to `previous`, where layers that are built anew have what `key` has staged.
+
+        `previous` itself stays as it is: it is what the barrier was evaluated with, and its checkpoint has.
+        """
+        with self._lock:
+            base = self._staging.pop(key)
+        kept = [slot for index, slot in enumerate(self.layout.slots) if index not in self._state.fresh]
+        self._building = update.add_(base.carry_over_(previous, kept))
+        self._discard(base)
 
     def _completed(self, clock: Clock) -> None:
         if self._pushes is not None:

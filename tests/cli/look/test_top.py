@@ -59,7 +59,8 @@ def test_frozen_layers_are_shown() -> None:
 def test_inactive_layers_are_shown() -> None:
     picture = Picture(running(), (), (), (InactiveSince(4, (1, 2), ("a1", "a2")),))
     assert "inactive: layers 1-2 (a1, a2) from clock 4 on" in picture.lines(Path.cwd())
-    assert picture.to_json()["inactive"] == [{"clock": 4, "layers": (1, 2), "names": ("a1", "a2")}]
+    only = {"clock": 4, "layers": (1, 2), "names": ("a1", "a2"), "fresh": (), "fresh_names": ()}
+    assert picture.to_json()["inactive"] == [only]
 
 
 class Changing(FakeCoordinator):

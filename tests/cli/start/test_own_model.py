@@ -71,6 +71,15 @@ def test_the_task_of_a_folder_is_that_of_its_configuration(architecture: str, ta
     assert written["model"]["args"]["pretrained_model_name_or_path"] == str(tmp_path / "model")
 
 
+def test_a_folder_without_weights_is_noticed(tmp_path: Path) -> None:
+    saved(tmp_path / "images", architectures=["ViTForImageClassification"])
+    words = f"{tmp_path / 'images'} has no weights, which job.yaml starts from; save some there: model.save_pretrained("
+    assert words in invoke("init", "one", "--from", "hf:images").output.replace("\n", "")
+    (tmp_path / "images" / "model.safetensors").touch()
+    assert "no weights" not in invoke("init", "two", "--from", "hf:images").output
+    assert "no weights" not in invoke("init", "three", "--from", "timm:resnet18").output
+
+
 def test_a_folder_without_a_tokenizer_is_noticed(tmp_path: Path) -> None:
     saved(tmp_path / "model", architectures=["BertForSequenceClassification"])
     words = f"{tmp_path / 'model'} has no tokenizer, which data.py needs; save one there: tokenizer.save_pretrained("

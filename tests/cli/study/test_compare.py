@@ -91,6 +91,7 @@ def test_the_answer_is_one_object(tmp_path: Path) -> None:
     assert answer["policies"][0]["final"]["loss"] == {"mean": 0.5, "deviation": None, "least": 0.5, "most": 0.5}
     assert answer["runs"][1] == {
         "weights": "flush",
+        "values": "",
         "seed": 3,
         "state": "finished",
         "sentence": "",

@@ -20,6 +20,7 @@ from hetpipe.decide.lifecycle.exchange import (
     ClocksReported,
     EvictAcknowledged,
     FileJudgement,
+    FileStay,
     MoveAnswered,
     MoveLayers,
     MoveRequested,
@@ -33,17 +34,17 @@ from hetpipe.errors import InfeasiblePlan
 from hetpipe.job.file import Job
 from hetpipe.server.coordinator import replan_tasks
 from hetpipe.server.coordinator.replan_tasks import ReplanTasks
-from hetpipe.server.decisions_file import read_decisions
+from hetpipe.server.decisions_file import append_decision, read_decisions
 from hetpipe.values.cluster import DeviceType
 from hetpipe.values.commands import StartStageCommand
-from hetpipe.values.decisions import StayDecision
+from hetpipe.values.decisions import MoveDecision, StayDecision
 from hetpipe.values.events import JobState, ProgressTable, ReplanJudged, StopMode, WorkerReplanned
 from hetpipe.values.ids import Clock, Incarnation, LayerIndex
 from hetpipe.values.ids import VirtualWorkerIndex as Vw
 from hetpipe.values.life_state import LifeState
 from hetpipe.values.plan import VirtualWorkerPlan
 from hetpipe.values.run import StageDone
-from hetpipe.values.sync import PlanMove, PlanVersion
+from hetpipe.values.sync import DecidedMove, PlanMove, PlanVersion
 from tests.server.coordinator.builders import JOB_ID, STAGES, clocks, job, progress
 from tests.server.coordinator.machine_driver import SHARDS, Driver
 
@@ -196,7 +197,8 @@ def test_one_that_its_stages_do_not_prepare_in_time_has_a_barrier(run: Run) -> N
     run.wait(stall / 2)
     assert len(run.tasks(MoveLayers)) == 1
     run.wait(stall)
-    assert run.accept().move == replace(first.move, live=False)
+    reason = f"{first.move.reason}; at a barrier, as its stages were not prepared in time"
+    assert run.accept().move == replace(first.move, reason=reason, live=False)
     run.wait(2 * stall)
     assert len(run.tasks(MoveLayers)) == 2, "it is asked for once"
 
@@ -244,6 +246,28 @@ def test_a_move_that_is_refused_is_none(run: Run) -> None:
 
     assert len(run.tasks(MoveLayers)) == 1
     assert run.events(WorkerReplanned) == []
+    (given_up,) = run.tasks(FileStay)
+    assert (given_up.by, given_up.stay.stages, given_up.was_requested) == ("straggler", (3, 1), True)
+    assert given_up.stay.reason == "the clock shard refused to move them"
+
+
+def test_what_an_operator_has_asked_for_and_never_happens_is_recorded(run: Run) -> None:
+    """Its virtual worker is lost before; or it has moved, and the clock shard alone has heard of that."""
+    run.go_on(EVEN, windows=8)
+    run.feed(MoveRequested(Vw(1), (0, 3, 4)))
+    run.accept()
+    run.end_life(1)
+    (given_up,) = run.tasks(FileStay)
+    assert given_up.stay == Stay((3, 1), None, "virtual worker 1 ended before they had moved")
+    run.replans.stay(given_up, str(run.folder), wall=1.0)
+    (line,) = stays(run)
+    assert (line.vw, line.stages, line.by, line.reason) == (1, (3, 1), "operator", given_up.stay.reason)
+    moved = DecidedMove(Clock(9), 1, PlanMove(Incarnation(0), (0, 2, 4), "operator", "an operator asked for it"))
+    append_decision(run.folder, MoveDecision.of(Vw(1), moved, wall=1.0))
+    unheard = replace(given_up, clock=Clock(9), stay=replace(given_up.stay, stages=(2, 2)))
+    run.replans.stay(unheard, str(run.folder), wall=1.0)
+    assert stays(run) == [line]
+    assert script_of(stays(run)) == ()
 
 
 def test_what_was_computed_before_the_move_is_not_its_gain(run: Run) -> None:
@@ -443,6 +467,8 @@ def test_a_stop_ends_a_move(run: Run) -> None:
 
     assert run.machine.state is JobState.STOPPED
     assert run.events(WorkerReplanned) == []
+    (given_up,) = run.tasks(FileStay)
+    assert given_up.stay.reason == "virtual worker 1 ended before they had moved"
 
 
 def test_nobody_is_planned_anew_while_another_one_is_not_there(run: Run) -> None:

@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.decide.planner.allocation.auto import auto
+from hetpipe.decide.planner.allocation.bound import upper_bound
 from hetpipe.decide.planner.allocation.equal_distribution import equal_distribution
 from hetpipe.decide.planner.allocation.exhaustive import every_grouping, exhaustive
 from hetpipe.decide.planner.allocation.hybrid_distribution import hybrid_distribution
 from hetpipe.decide.planner.allocation.node_partition import node_partition
-from hetpipe.decide.planner.allocation.packing import packed_groups, upper_bound
+from hetpipe.decide.planner.allocation.packing import packed_groups
 from hetpipe.decide.planner.jobs import Jobs
 from hetpipe.decide.planner.options import PlanOptions
 from hetpipe.errors import InfeasiblePlan, PlanError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hetpipe.decide.sync.decision_log import DecisionLog
 from hetpipe.values.ids import ShardIndex, StageIndex, VirtualWorkerIndex, Wave
+from hetpipe.values.requests import Blocks
 from tests.decide.sync.scenario import LIFE, Scenario
 
 VW = [VirtualWorkerIndex(vw) for vw in range(3)]
@@ -43,8 +44,8 @@ def acknowledge(log: DecisionLog) -> None:
             log.acknowledge(ShardIndex(shard), log.num_records)
 
 
-def commit(log: DecisionLog, vw: int, wave: int) -> None:
-    """All stages of a member report an empty wave."""
+def commit(log: DecisionLog, vw: int, wave: int, blocks: Blocks = ()) -> None:
+    """All stages of a member report a wave, an empty one unless its samples are given."""
     member = log.members[VW[vw]]
     for stage in range(member.num_stages):
         log.staged(
@@ -52,6 +53,6 @@ def commit(log: DecisionLog, vw: int, wave: int) -> None:
             member.incarnation,
             Wave(wave),
             StageIndex(stage),
-            () if stage == 0 else None,
+            blocks if stage == 0 else None,
             segment=log.segment.start,
         )

@@ -22,6 +22,7 @@ from hetpipe.decide.sync.records import (
 )
 from hetpipe.errors import ClockNotPublished, ProtocolViolation, StaleIncarnation, WaveOutOfOrder
 from hetpipe.values import wire
+from hetpipe.values.activation import Activation
 from hetpipe.values.freezing import FreezeChange, FreezeCut, Freezing, FrozenSince
 from hetpipe.values.ids import Clock, Incarnation, Minibatch, ShardIndex, StageIndex, Wave
 from hetpipe.values.policies import WeightPolicy
@@ -700,12 +701,75 @@ def freezing(
     return log
 
 
+def begun(log: DecisionLog) -> DecisionLog:
+    """Everybody has joined, and w^(0) is published."""
+    for vw, count in enumerate(SCENARIO.num_stages):
+        for stage in range(count):
+            log.join(VW[vw], LIFE, StageIndex(stage))
+            if vw == 0:
+                log.initialized(VW[vw], LIFE, StageIndex(stage))
+    acknowledge(log)
+    return log
+
+
 def frozen(log: DecisionLog) -> tuple[int, int]:
     """F, and the frozen layers, by the newest segment and the progress."""
     segment = log.newest_segment
     assert segment is not None
     assert segment.frozen == log.progress.frozen
     return segment.frozen, segment.frozen_layers
+
+
+class TestFreshLayers:
+    def renewing(self, *activations: Activation, fresh: tuple[int, ...] = ()) -> DecisionLog:
+        config = SCENARIO.log_config()
+        progress = replace(config.progress, fresh=fresh)
+        return begun(DecisionLog(replace(config, activations=activations, progress=progress)))
+
+    @staticmethod
+    def renewed(log: DecisionLog) -> tuple[int, ...]:
+        """By the newest segment and the progress."""
+        segment = log.newest_segment
+        assert segment is not None
+        assert segment.fresh == log.progress.fresh
+        return segment.fresh
+
+    @staticmethod
+    def train(log: DecisionLog) -> None:
+        """One wave, of the first virtual worker alone."""
+        wave = log.published
+        commit(log, 0, wave, ((2 * wave,), (2 * wave + 1,)))
+        commit(log, 1, wave)
+        acknowledge(log)
+
+    def test_at_a_clock_and_in_the_progress_of_that_barrier_alone(self) -> None:
+        log = self.renewing(Activation(Clock(1), (2,), (0, 1)), Activation(Clock(2), ()))
+        found = [self.renewed(log)]
+        for _ in range(2):
+            self.train(log)
+            found.append(self.renewed(log))
+        assert found == [(), (0, 1), ()]
+
+    def test_those_of_the_checkpoint_at_the_start_and_none_where_the_run_ends(self) -> None:
+        log = self.renewing(fresh=(1,))
+        assert self.renewed(log) == (1,)
+        while not log.finished:
+            self.train(log)
+        assert self.renewed(log) == ()
+
+    def test_they_are_due_again_where_nobody_has_trained_with_them(self) -> None:
+        """All are lost in the segment, and come back at the next barrier."""
+        log = self.renewing(Activation(Clock(1), (), (0, 1)))
+        self.train(log)
+        assert self.renewed(log) == (0, 1)
+        for vw in range(2):
+            log.evict(VW[vw], LIFE)
+        log.admit(VW[0], Incarnation(1), SCENARIO.num_stages[0])
+        for stage in range(SCENARIO.num_stages[0]):
+            log.join(VW[0], Incarnation(1), StageIndex(stage))
+        acknowledge(log)
+        assert log.newest_segment is not None
+        assert (log.newest_segment.start, self.renewed(log)) == (2, (0, 1))
 
 
 class TestFrozenLayers:

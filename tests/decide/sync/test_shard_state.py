@@ -29,7 +29,7 @@ from hetpipe.errors import (
 )
 from hetpipe.values.ids import Clock, Incarnation, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import PushHeader
-from tests.decide.sync.scenario import JOB, LIFE, TERM, Scenario, push_header, requester
+from tests.decide.sync.scenario import JOB, LIFE, TERM, Scenario, push_header, requester, slice_header
 
 VW = [VirtualWorkerIndex(vw) for vw in range(3)]
 SCENARIO = Scenario(
@@ -104,6 +104,14 @@ def key(vw: int, wave: int) -> StageKey:
     return VW[vw], LIFE, Wave(wave)
 
 
+#: Keys of what members stage beside their first waves.
+BESIDE: list[StageKey] = [(vw, LIFE, None) for vw in VW]
+
+
+def added(vw: int, wave: int, *, is_empty: bool = False, fresh: StageKey | None = None) -> Apply:
+    return Apply(Clock(wave + 1), key(vw, wave), is_empty=is_empty, num_members=3, fresh=fresh)
+
+
 def applied(instructions: list[Instruction]) -> list[tuple[int, int | None]]:
     """(vw, wave) of what is added, in order."""
     return [(i.key[0], i.key[2]) for i in instructions if isinstance(i, Apply)]
@@ -160,6 +168,88 @@ class TestInactiveLayers:
             shard.push(0, 0, owner)
         shard.state.follow(SegmentRecord(shard.state.followed, Clock(0), (), 0, members))
         assert not shard.state.idle
+
+
+class TestFreshLayers:
+    """Every member stages what it has built beside its first wave, and the first one that counts is added to that."""
+
+    SLICES = SCENARIO.slices_of_shard(0)
+    LAYER = SLICES[-1].layer
+    NEW = (len(SLICES) - 1,)
+
+    def renewed(self, shard: Follower) -> Follower:
+        members = tuple(SegmentMember(VW[vw], LIFE, 1, joined=True) for vw in range(3))
+        shard.state.follow(SegmentRecord(shard.state.followed, Clock(0), (), 0, members, (), fresh=(self.LAYER,)))
+        return shard
+
+    def header(self, vw: int, wave: int = 0, layer: int = LAYER) -> PushHeader:
+        stage = min(layer, SCENARIO.num_stages[vw] - 1)
+        own = tuple(slice_header(piece) for piece in self.SLICES if piece.layer == layer)
+        return PushHeader(requester(vw, stage), Wave(wave), own, fresh=True)
+
+    def stage(self, shard: Follower, vw: int) -> None:
+        verdict, indices = shard.state.admit(self.header(vw))
+        assert (verdict, indices) == (Admission.ACCEPT, self.NEW)
+        shard.state.staged_by(self.header(vw), indices)
+
+    def test_the_first_wave_that_counts_is_added_to_them_and_the_others_are_dropped(self) -> None:
+        shard = self.renewed(Follower().begin())
+        for vw in range(3):
+            self.stage(shard, vw)
+            assert shard.state.admit(self.header(vw))[0] is Admission.DUPLICATE
+        assert shard.commit(0, 0) == [added(0, 0, is_empty=True)]
+        shard.stage_wave(1, 0)
+        (apply,) = shard.commit(1, 0, samples=1)
+        assert apply == added(1, 0, fresh=BESIDE[1])
+        shard.stage_wave(2, 0)
+        last, own, close, unused = shard.commit(2, 0, samples=1)
+        assert last == added(2, 0)
+        assert [own, close, unused] == [Drop(BESIDE[2]), Close(Clock(1)), Drop(BESIDE[0])]
+        shard.stage_wave(1, 1)
+        assert shard.commit(1, 1, samples=1) == []
+        assert shard.commit(0, 1) == [added(0, 1, is_empty=True), added(1, 1)]
+
+    def test_what_a_member_has_staged_stands_with_its_wave_and_goes_with_it(self) -> None:
+        shard = self.renewed(Follower().begin())
+        for vw in (1, 2):
+            self.stage(shard, vw)
+            shard.stage_wave(vw, 0)
+        assert shard.commit(1, 0, samples=1) == []
+        shard.follow(EvictRecord, VW[1], LIFE, Clock(1))
+        assert Drop(BESIDE[2]) in shard.follow(EvictRecord, VW[2], LIFE, Clock(0))
+        assert shard.commit(0, 0)[1] == added(1, 0, fresh=BESIDE[1])
+
+    def test_a_wave_without_them_is_lost(self) -> None:
+        shard = self.renewed(Follower().begin())
+        shard.stage_wave(0, 0)
+        with pytest.raises(StateLost, match=r"what is built anew for wave 0 of virtual worker 0 counts, but"):
+            shard.commit(0, 0, samples=1)
+
+    def test_other_weights_are_refused(self) -> None:
+        shard = self.renewed(Follower().begin())
+        for header in (self.header(0, 1), self.header(0, layer=0)):
+            with pytest.raises(SliceMismatch, match=r"of layers that are not built anew there"):
+                shard.state.admit(header)
+
+    def test_a_stage_may_have_passed_a_barrier_before_the_shard(self) -> None:
+        """Then it shall come again, also with a wave of a layer that is not active before."""
+        shard = Follower().begin()
+        off = tuple(SegmentMember(VW[vw], LIFE, 1, joined=False) for vw in range(3))
+        shard.state.follow(SegmentRecord(shard.state.followed, Clock(0), (), 0, off, (), inactive=(self.LAYER,)))
+        shard.follow(BarrierRecord, Clock(1), "plan", 0)
+        for header in (self.header(0, 1), replace(self.header(0, 1), fresh=False)):
+            with pytest.raises(ClockNotPublished, match=r"is behind the barrier at clock 1, which this shard has not"):
+                shard.state.admit(header)
+
+    def test_they_are_staged_again_after_a_restart(self) -> None:
+        shard = Follower()
+        shard.state.restore(Follower().begin().state.closed(Clock(0)))
+        self.renewed(shard)
+        assert shard.state.restage(self.header(0), self.NEW)
+        shard.stage_wave(0, 0)
+        (apply,) = shard.commit(0, 0, samples=1)
+        assert apply == added(0, 0, fresh=BESIDE[0])
+        assert not shard.state.restage(self.header(0), self.NEW), "its wave is committed, and added"
 
 
 class TestOrder:

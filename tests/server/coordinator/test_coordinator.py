@@ -192,6 +192,7 @@ class TestJobs:
                 "waves": {},
                 "lineup": 0,
                 "inactive": [],
+                "fresh": [],
             },
             "layers": [layer.name for layer in model().layers],
         }
@@ -360,6 +361,7 @@ class TestRestore:
             "waves": {},
             "lineup": 0,
             "inactive": [],
+            "fresh": [],
         }
 
     def test_a_checkpoint_that_is_none_fails_the_job(self, cluster: Cluster) -> None:

@@ -195,6 +195,7 @@ class TestRewinds:
             "waves": {},
             "lineup": 0,
             "inactive": [],
+            "fresh": [],
         }
         assert json.loads((folder / "plan.json").read_text())["term"] == 2
 

@@ -84,6 +84,13 @@ class TestProgressBoard:
 
         assert rates == [20.0, 20.0, 4.0, 1.0]
 
+    def test_the_last_epoch_is_not_exceeded_at_the_end(self, board: ProgressBoard) -> None:
+        last = data_of(job(), model()).epochs
+        assert last is not None
+        for epoch, shown in ((last, last), (last + 1, last)):
+            now = replace(clocks(1, 1, samples=40), epoch=epoch)
+            assert board.table(now, states=BOTH, now=101.0).epoch == shown
+
     def test_time_left_is_what_is_left_at_the_rate(self, board: ProgressBoard) -> None:
         board.add(key(0, 1), progress(samples=10), now=102.0)
         board.add(key(1, 1), progress(samples=30), now=102.0)

@@ -13,6 +13,7 @@ from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.chunks import CHUNK_BYTES
 from hetpipe.server.shard.clock_shard import ClockShard
 from hetpipe.server.shard.shard import Shard
+from hetpipe.values.activation import Activation
 from hetpipe.values.events import Submission
 from hetpipe.values.ids import (
     AgentId,
@@ -59,10 +60,12 @@ def shard_config(
     term: int = 1,
     clock_shard_address: str = "",
     run_dir: str = "",
+    activations: tuple[Activation, ...] = (),
 ) -> ShardConfig:
     """A job of `len(stages)` virtual workers with waves of one minibatch."""
     return ShardConfig(
         job_id=JOB,
+        activations=activations,
         term=Term(term),
         shard=ShardIndex(shard),
         num_shards=num_shards,

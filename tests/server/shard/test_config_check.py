@@ -71,3 +71,7 @@ def test_a_configuration_with_impossible_inactive_layers(layers: tuple[int, ...]
         check_config(replace(CONFIG, activations=(Activation(Clock(3), layers),)), memory_bytes=1 << 20)
     with pytest.raises(ProtocolViolation, match=r"a start with the inactive layers \("):
         check_config(replace(CONFIG, progress=replace(CONFIG.progress, inactive=layers)), memory_bytes=1 << 20)
+    with pytest.raises(ProtocolViolation, match=r"layers \(.*\) that are built anew at clock 3"):
+        check_config(replace(CONFIG, activations=(Activation(Clock(3), (2,), layers),)), memory_bytes=1 << 20)
+    with pytest.raises(ProtocolViolation, match=r"a start with layers \(.*\) that are built anew"):
+        check_config(replace(CONFIG, progress=replace(CONFIG.progress, fresh=layers)), memory_bytes=1 << 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ from hetpipe.decide.sync.records import SegmentRecord
 from hetpipe.errors import StaleIncarnation
 from hetpipe.observe.history import MemoryHistory
 from hetpipe.server.shard.push_log import PushLimits
+from hetpipe.server.shard.push_session import PushSession
 from hetpipe.storage.wal import snapshot, snapshotted_log
-from hetpipe.values.ids import Incarnation, VirtualWorkerIndex
-from hetpipe.values.requests import Requester
+from hetpipe.values.activation import Activation
+from hetpipe.values.ids import Clock, Incarnation, VirtualWorkerIndex
+from hetpipe.values.requests import Requester, Watermarks
 from tests.pipeline.witness import Witness
-from tests.server.shard.builders import requester
+from tests.server.shard.builders import encode, push_header, requester
 from tests.server.shard.crashes import EAGER, LAZY, AtOnce, Cluster, Crashes, ones, train, waves
 
 
@@ -96,6 +99,34 @@ class TestKilledAtAnyMoment:
 
         assert torch.equal(cluster.pull(1, 0)[0], ones(5.0)[0])
         assert len(cluster.histories[0].of("evict")) == 1
+
+    @pytest.mark.parametrize("limits", [EAGER, LAZY])
+    def test_layers_that_are_built_anew(self, tmp_path: Path, limits: PushLimits) -> None:
+        """Their weights are staged beside the first wave; the barrier's stay as they were."""
+        renewal = Activation(Clock(1), (), (0,))
+        cluster = Cluster(tmp_path, num_shards=1, staleness=1, limits=limits, activations=(renewal,)).begin(ones())
+        shards = cluster.processes
+        for vw in (0, 1):
+            cluster.push(requester(vw), 0, ones(10.0), 0)
+            cluster.report(requester(vw), 0)
+        for vw in (1, 0):
+            header = replace(push_header(requester(vw), 1, cluster.headers[:1]), fresh=True)
+            session = shards[0].shard.begin_push(header)
+            assert isinstance(session, PushSession)
+            for chunk in encode(ones(7.0)[:1]):
+                session.write(chunk)
+            session.finish()
+            cluster.crash(0)
+            assert isinstance(shards[0].shard.begin_push(header), Watermarks)
+            cluster.push(requester(vw), 1, ones(100.0), 0)
+            cluster.crash(0)
+        assert [float(tensor[0]) for tensor in cluster.pull(1, 0)] == [21.0, 21.0]
+        for vw in (0, 1):
+            cluster.report(requester(vw), 1)
+            cluster.crash(0)
+        assert [float(tensor[0]) for tensor in cluster.pull(2, 0)] == [207.0, 221.0]
+        staged = [(line["vw"], line["slices"]) for line in cluster.histories[0].of("staged") if line["wave"] == 1]
+        assert sorted(staged) == [(0, [0, 1]), (1, [0, 1])], "each wave once"
 
     @pytest.mark.parametrize("limits", [EAGER, LAZY])
     def test_a_new_life_of_a_virtual_worker(self, tmp_path: Path, limits: PushLimits) -> None:

@@ -80,6 +80,7 @@ class TestClocks:
         clock.acknowledge(ShardIndex(0), clock.num_records, applied=True)
         told = clock.snapshot()
         assert (told.staged, told.durable, told.applied) == ({0: 1, 1: 0}, {0: 0, 1: 0}, (0,))
+        assert clock.snapshot() is told, "nothing has changed"
         complete[0] = Clock(7)
         assert clock.snapshot().durable == {0: 1, 1: 0}
         clock.acknowledge(ShardIndex(0), clock.num_records)

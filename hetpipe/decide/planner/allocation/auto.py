@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetpipe.decide.planner.allocation import equal_distribution, hybrid_distribution, node_partition
+from hetpipe.decide.planner.allocation.bound import upper_bound
 from hetpipe.decide.planner.allocation.exhaustive import exhaustive
-from hetpipe.decide.planner.allocation.packing import LONGEST, packed_groups, upper_bound
+from hetpipe.decide.planner.allocation.packing import LONGEST, packed_groups
 from hetpipe.decide.planner.jobs import Groups, JobPlan, Jobs, best_of, is_better
 from hetpipe.decide.planner.pipelines import Shape, Shapes
 from hetpipe.errors import PlanError

@@ -11,7 +11,7 @@ each type in a virtual worker, and its rate is that on as few nodes as possible.
 3. The most promising packings are mapped to devices, from as few nodes as possible (`DevicePool`), and evaluated as
    jobs.
 
-This is a heuristic, bounded by `upper_bound`.
+This is a heuristic, bounded by `allocation.bound`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
 
-from hetpipe.decide.planner.job_rate import samples_per_second
 from hetpipe.decide.planner.jobs import Groups, Jobs
 from hetpipe.decide.planner.waves import SEARCHED_PER_STAGE
 from hetpipe.values.cluster import Cluster, node_of
@@ -166,38 +165,6 @@ def packed_groups(jobs: Jobs, devices: Collection[DeviceId]) -> Iterator[Groups]
                 yield groups
         if len(seen) == _JUDGED:
             return
-
-
-def upper_bound(jobs: Jobs) -> float:
-    """Upper bound on the samples per second of any allocation of this cluster.
-
-    Every minibatch needs every layer once. At prices π per device and time, a layer costs at least the minimum of price
-    times time over the types, and all devices together earn Σ π; so Σ π over the price of a minibatch bounds the rate,
-    for any prices. They start at the types' speeds and are improved one at a time.
-    """
-    costs = jobs.costs
-    counts = DevicePool(costs.cluster, jobs.devices).counts
-    kinds = sorted(set(jobs.devices.values()))
-    layers = [
-        [costs.compute[kind][index + 1] - costs.compute[kind][index] for kind in kinds]
-        for index in range(costs.num_layers)
-    ]
-
-    def bound(prices: Sequence[float]) -> float:
-        earned = sum(count * price for count, price in zip(counts, prices, strict=True))
-        needed = sum(min(price * time for price, time in zip(prices, times, strict=True)) for times in layers)
-        return earned / needed if needed else float("inf")
-
-    prices = [1 / max(costs.compute[kind][-1], 1) for kind in kinds]
-    best, step = bound(prices), 2.0
-    while step > 1.001:  # noqa: PLR2004 - a thousandth is close enough
-        for index in range(len(prices)):
-            for factor in (step, 1 / step):
-                changed = [*prices[:index], prices[index] * factor, *prices[index + 1 :]]
-                if (found := bound(changed)) < best:
-                    best, prices = found, changed
-        step **= 0.5
-    return samples_per_second(best, costs.profile.batch_size)
 
 
 def mixes(counts: Counts, longest: int) -> list[Counts]:
