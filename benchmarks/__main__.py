@@ -298,6 +298,7 @@ def _headline_ratios(rounds: int) -> Mapping[str, Any]:
 
 def _thousand(rounds: int) -> Mapping[str, Any]:
     _say(f"(x) {thousand.NUM_SHARDS} shards, {thousand.NUM_WAVES} waves, stages on one clock shard", thousand.measure())
+    _say("    beside a coordinator with members", thousand.beside_coordinator())
     _say("    members of one coordinator", thousand.members())
     found = [thousand.calls() for _ in range(rounds)]
     medians = {name: statistics.median(one[name] for one in found) for name in found[0]}

@@ -30,7 +30,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,7 +45,7 @@ from hetpipe.decide.lifecycle.registry import MEMBERS_OF_LEAST_LEASE
 from hetpipe.decide.sync.decision_log import FROM_NEWEST_SEGMENT
 from hetpipe.decide.sync.records import PublishRecord, SegmentRecord
 from hetpipe.decide.sync.segment import first_progress
-from hetpipe.errors import HetpipeError
+from hetpipe.errors import Busy, HetpipeError, Unavailable
 from hetpipe.observe.history import NullHistory, Value
 from hetpipe.server.agent.log_relay import ClockShardAt, LogRelays
 from hetpipe.server.coordinator.coordinator import Coordinator
@@ -102,6 +102,8 @@ NUM_WAVES = sized(6, 4)
 PACES = sized((0.0, 5.0), (0.0, 0.1))
 #: Members of a coordinator, and the connections that they share here.
 MEMBERS, MEMBER_CONNECTIONS = sized((1_000, 10_000), (100,)), 8
+#: Stages and pace of a run beside a coordinator with so many members.
+BESIDE = sized((1024, 5.0, 1_000), (16, 0.1, 20))
 #: Seconds of calls against each server, and calls at a time.
 CALL_SECONDS, CALLS_AT_A_TIME = sized(3.0, 0.2), 32
 
@@ -136,6 +138,29 @@ def measure() -> dict[str, Any]:
     }
 
 
+def beside_coordinator() -> dict[str, Any]:
+    """Figures of a run while members of a coordinator in another process send their heartbeats as their leases ask."""
+    num_stages, pace, number = BESIDE
+    with ExitStack() as children:
+        server = children.enter_context(_Child(_serve_coordinator))
+        members = children.enter_context(_Child(_send_heartbeats, server.receive(str), number))
+        members.receive(str)
+        server.pipe.send("usage")
+        begun, before = SYSTEM_CLOCK.monotonic(), server.receive(_Usage)
+        found = _run(num_stages, pace)
+        server.pipe.send("usage")
+        seconds, after = SYSTEM_CLOCK.monotonic() - begun, server.receive(_Usage)
+        members.pipe.send(None)
+        took = members.receive(list)
+    return {
+        **found,
+        "heartbeats per second": round(len(took) / seconds),
+        "milliseconds of a heartbeat, median": round(1000 * statistics.median(took), 1),
+        "99th percentile of a heartbeat": round(1000 * statistics.quantiles(took, n=100)[98], 1),
+        "coordinator, cores": round((after.seconds - before.seconds) / seconds, 2),
+    }
+
+
 def work_seconds(vw: int, wave: int, pace: float) -> float:
     """How long a virtual worker computes a wave, at a pace in seconds per wave of the slowest."""
     speed, chance = random.Random(f"{vw}").random(), random.Random(f"{vw} {wave}").random()
@@ -163,6 +188,8 @@ def calls() -> dict[str, Any]:
         "bare grpc.aio": round(limit.per_second),
         "bare grpc with threads": round(threads.per_second),
         "hetpipe / bare grpc.aio": round(ours.per_second / limit.per_second, 3),
+        "hetpipe / bare grpc with threads": round(ours.per_second / threads.per_second, 3),
+        "bare grpc with threads / bare grpc.aio": round(threads.per_second / limit.per_second, 3),
         "hetpipe, microseconds of processor per call": round(1e6 * ours.processor_seconds),
         "bare grpc.aio, microseconds of processor per call": round(1e6 * limit.processor_seconds),
         "bare grpc with threads, microseconds of processor per call": round(1e6 * threads.processor_seconds),
@@ -210,16 +237,26 @@ async def _members(number: int) -> dict[str, Any]:
         after = server.receive(_Usage)
     with _Child(_serve_bare, renewed.replies[0], HEARTBEAT) as bare:
         limit = await _each(bare.receive(str), HEARTBEAT, beats)
-    lease_seconds = LEASE_SECONDS * max(1.0, number / MEMBERS_OF_LEAST_LEASE)
     return {
         "registrations per second": round(number / registered.seconds),
         "heartbeats per second": round(number / renewed.seconds),
         "bare grpc.aio": round(number / limit.seconds),
         "heartbeats / bare grpc.aio": round(limit.seconds / renewed.seconds, 3),
-        "heartbeats per second that the leases ask for": round(number / heartbeat_seconds(lease_seconds)),
+        "heartbeats per second that the leases ask for": round(number / _beat_seconds(number)),
         "seconds of the whole list": round(listing_seconds, 2),
         "kB of memory per member": round((after.num_bytes - before.num_bytes) / 1000 / number, 1),
     }
+
+
+def _beat_seconds(number: int) -> float:
+    """The interval that leases ask for, of so many members."""
+    return heartbeat_seconds(LEASE_SECONDS * max(1.0, number / MEMBERS_OF_LEAST_LEASE))
+
+
+def _nodes(num_stages: int) -> list[range]:
+    """The stages of each process."""
+    firsts = range(0, num_stages, STAGES_PER_PROCESS)
+    return [range(first, min(first + STAGES_PER_PROCESS, num_stages)) for first in firsts]
 
 
 def _run(num_stages: int, pace: float) -> dict[str, Any]:
@@ -236,8 +273,10 @@ def _run(num_stages: int, pace: float) -> dict[str, Any]:
         server.pipe.send("usage")
         before = server.receive(_Usage)
         children.enter_context(_Child(_light_shards, address))
-        firsts = range(0, num_stages, STAGES_PER_PROCESS)
-        stages = [children.enter_context(_Child(_light_stages, address, first, num_stages, pace)) for first in firsts]
+        stages = [
+            children.enter_context(_Child(_light_stages, address, node, num_stages, pace))
+            for node in _nodes(num_stages)
+        ]
         arrived = [clocks for stage in stages for clocks in stage.receive(list)]
         server.pipe.send("usage")
         after = server.receive(_Usage)
@@ -258,17 +297,11 @@ def _run(num_stages: int, pace: float) -> dict[str, Any]:
 
 def _limit(num_stages: int, pace: float) -> dict[str, Any]:
     """How late the same messages are at as many stages."""
-    num_nodes = -(-num_stages // STAGES_PER_PROCESS)
     with ExitStack() as children:
-        server = children.enter_context(_Child(_serve_bare_rounds, num_nodes, num_stages))
+        server = children.enter_context(_Child(_serve_bare_rounds, len(_nodes(num_stages)), num_stages))
         address = server.receive(str)
         children.enter_context(_Child(_bare_shards, address))
-        nodes = [
-            children.enter_context(
-                _Child(_bare_stages, address, range(first, min(first + STAGES_PER_PROCESS, num_stages)), pace)
-            )
-            for first in range(0, num_stages, STAGES_PER_PROCESS)
-        ]
+        nodes = [children.enter_context(_Child(_bare_stages, address, node, pace)) for node in _nodes(num_stages)]
         arrived = [rounds for node in nodes for rounds in node.receive(list)]
         began = server.receive(list)
     late = [rounds[number] - began[number - 1] for rounds in arrived for number in range(3, NUM_WAVES + 1)]
@@ -334,9 +367,9 @@ class _Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.pipe.close()
         self._process.kill()
         self._process.join()
+        self.pipe.close()
 
 
 class _Times(NullHistory):
@@ -386,6 +419,38 @@ def _serve_coordinator(pipe: Connection) -> None:
             pipe.send(_usage())
 
 
+def _send_heartbeats(pipe: Connection, address: str, number: int) -> None:
+    """Members of a coordinator; says when all are registered, and when asked, the seconds of each heartbeat."""
+
+    async def send() -> list[float]:
+        infos = [MemberInfo(MemberRole.AGENT, MemberId(f"n{index}"), "host", 1 + index) for index in range(number)]
+        registered = await _each(address, REGISTER, [RegisterRequest(info) for info in infos])
+        pipe.send("registered")
+        channels = [grpc.aio.insecure_channel(address) for _ in range(MEMBER_CONNECTIONS)]
+        took = list[float]()
+
+        async def beat(index: int, lease: Lease) -> None:
+            method = channels[index % len(channels)].unary_unary(HEARTBEAT.path, as_is, as_is)
+            request = to_bytes(HeartbeatRequest(infos[index].id, lease.registration))
+            await asyncio.sleep(_beat_seconds(number) * index / number)
+            while True:
+                begun = SYSTEM_CLOCK.monotonic()
+                await method(request)
+                took.append(SYSTEM_CLOCK.monotonic() - begun)
+                await asyncio.sleep(_beat_seconds(number) - took[-1])
+
+        beats = [
+            asyncio.create_task(beat(index, from_bytes(Lease, reply))) for index, reply in enumerate(registered.replies)
+        ]
+        await asyncio.to_thread(pipe.recv)
+        for one in beats:
+            one.cancel()
+        return took
+
+    pipe.send(asyncio.run(send()))
+    pipe.poll(None)
+
+
 def _usage(times: _Times | None = None) -> _Usage:
     usage, pages = resource.getrusage(resource.RUSAGE_SELF), Path("/proc/self/statm").read_text().split()[1]
     committed, published = (dict(times.committed), dict(times.published)) if times else ({}, {})
@@ -400,18 +465,19 @@ def _light_shards(pipe: Connection, address: str) -> None:
         connection = connections[shard // SHARDS_PER_CONNECTION]
         position = 0
         while True:
-            for batch in connection.stream(FOLLOW_LOG, FollowLogRequest(_JOB, _TERM, position)):
-                position = batch.records[-1].index + 1
-                if batch.acknowledge_later:
-                    continue
-                connection.invoke(ACKNOWLEDGE, AcknowledgeRequest(_JOB, _TERM, shard, position))
+            # While many stages start, a stream may end late; shards follow anew then.
+            with suppress(Unavailable, Busy):
+                for batch in connection.stream(FOLLOW_LOG, FollowLogRequest(_JOB, _TERM, position)):
+                    position = batch.records[-1].index + 1
+                    if not batch.acknowledge_later:
+                        connection.invoke(ACKNOWLEDGE, AcknowledgeRequest(_JOB, _TERM, shard, position))
 
     for shard in range(1, NUM_SHARDS):
         threading.Thread(target=follow, args=(ShardIndex(shard),), daemon=True).start()
     pipe.poll(None)
 
 
-def _light_stages(pipe: Connection, address: str, first: int, num_stages: int, pace: float) -> None:
+def _light_stages(pipe: Connection, address: str, stages: range, num_stages: int, pace: float) -> None:
     """The stages of one node; sends for each, clock → time of its arrival."""
     waits = RetryPolicy(who="light stages", report=lambda _: None, seconds=_PATIENCE_SECONDS)
     connection = RetryingCalls(connect_shard(address), RetryState("the clock shard", waits))
@@ -450,8 +516,8 @@ def _light_stages(pipe: Connection, address: str, first: int, num_stages: int, p
                     connection.invoke(REPORT_STAGED, ReportStagedRequest(requester, wave, blocks, Clock(0)))
         return arrived
 
-    with ThreadPoolExecutor(STAGES_PER_PROCESS) as pool:
-        pipe.send(list(pool.map(follow, range(first, min(first + STAGES_PER_PROCESS, num_stages)))))
+    with ThreadPoolExecutor(len(stages)) as pool:
+        pipe.send(list(pool.map(follow, stages)))
     pipe.poll(None)
 
 
