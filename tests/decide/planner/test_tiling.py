@@ -17,6 +17,7 @@ from hetpipe.decide.planner.ranking import ALIKE, Ranking
 from hetpipe.decide.planner.tiling import tiling_of
 from hetpipe.decide.simulator.prediction import predicted
 from hetpipe.values.cluster import Cluster, LinkOverride, node_of
+from hetpipe.values.plan_document import Predicted
 from hetpipe.values.policies import PlacementName
 from hetpipe.values.profile import Profile
 from tests.decide.planner import models
@@ -124,6 +125,20 @@ def test_as_good_as_the_whole_search(name: AllocationName, search: Callable[[Job
     assert plan.rate.samples_per_second * factor >= searched.rate.samples_per_second
     assert set(nodes_of(plan)) <= {node.name for node in cluster.nodes}
     assert max(nodes_of(plan).values()) <= 2
+
+
+def test_only_copies_are_simulated_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetpipe.decide.planner.tiling._SMALL", 8)
+    cluster = cluster_of(["VV", "QQ"] * 6)
+    simulated: list[tuple[int, bool]] = []
+
+    def recorded(plan: JobPlan, options: PlanOptions, *, waves: int | None = None) -> Predicted:
+        simulated.append((len(plan.costs.cluster.devices), waves is None))
+        return closed_form(plan, options)
+
+    Ranking(jobs_for(chain([3.0, 2.0] * 3), cluster, PlanOptions()), recorded).of("auto", auto)
+
+    assert set(simulated) == {(8, False), (24, True)}
 
 
 def test_a_model_that_needs_more_than_a_small_cluster() -> None:
