@@ -4,8 +4,8 @@ Two virtual workers of two stages of 50 ms (`sleeper`), one parameter server: a 
 two slow layers is one with 64 MiB of state that takes no time: trained weights, their momentum and frozen weights. A
 script lets it move there and back between the stages of virtual worker 0, with barriers in between at which nothing
 changes. Then virtual worker 1 is drained and added again, as layers moved before: it writes a checkpoint, its processes
-end, and new ones join at a later barrier. In a second run an operator moves the layer there and back, as often. In a
-third it moves as often without a barrier, while minibatches are in flight; `python -m benchmarks.moves live` is that
+end, and new ones join at a later barrier. In a second run an operator moves the layer there and back, as often, which
+needs no barrier. In a third a script does, while minibatches are in flight; `python -m benchmarks.moves live` is that
 run alone.
 
 A pause is the time between the last update of the first stage before a barrier and its first one behind it, so that
@@ -233,8 +233,8 @@ def measure() -> dict[str, Any]:
     return {
         "plain barrier, seconds": round(statistics.median(plain), 3),
         "barrier with a move, seconds": round(statistics.median(moved), 3),
-        "barrier with an operator's move, seconds": round(statistics.median(by_hand), 3),
-        "operator's move / scripted move": round(statistics.median(by_hand) / statistics.median(moved), 3),
+        "without a barrier, an operator's move, seconds": round(statistics.median(by_hand), 3),
+        "without a barrier / barrier with a move": round(statistics.median(by_hand) / statistics.median(moved), 3),
         "beyond a plain barrier, minibatches": round(statistics.median(beyond) / STAGE_SECONDS, 2),
         "beyond a plain barrier, worst, minibatches": round(max(beyond) / STAGE_SECONDS, 2),
         **measure_live(),

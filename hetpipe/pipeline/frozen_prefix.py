@@ -216,14 +216,22 @@ class FrozenPrefix:
         """Whether the next stage has frozen layers."""
         return self._bounds[self._stage + 1] < self._frozen_layers
 
-    def entered(self, inputs: Values) -> AtBorder:
-        """A minibatch that enters the model."""
-        if not self._is_declined and self._mode == "auto":
+    def enter(self, tensors: tuple[Tensor | None, ...]) -> AtBorder | None:
+        """The minibatch that enters this stage; None: no cache is asked for it, and all layers compute as without one.
+
+        Args:
+            tensors: what enters the model, or those of a frame, the last of which is the note, or None for no note.
+        """
+        values = tuple(tensor for tensor in tensors if tensor is not None)
+        if not self._is_declined and self._mode == "auto" and not self._stage:
             self._is_declined = self.cache.is_declined(self._key)
-        if self._is_declined:
-            return AtBorder(inputs, 0, ())
-        units = (digests_of_samples(inputs) or ()) if self._of_samples else (digest_of(inputs),)
-        return AtBorder(inputs, 0, units)
+        if self._is_declined if not self._stage else tensors[-1] is None:
+            self._use = replace(self._use, computed=self._use.computed + 1)
+            return None
+        if self._stage:
+            return AtBorder.of(values)
+        units = (digests_of_samples(values) or ()) if self._of_samples else (digest_of(values),)
+        return AtBorder(values, 0, units)
 
     @property
     def _key(self) -> str:

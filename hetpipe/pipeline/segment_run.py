@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -44,6 +45,9 @@ from hetpipe.weights.flat import FlatBuffer
 from hetpipe.weights.policy import Version
 
 _log = get_logger(__name__)
+
+#: Tensors of a frame of a forward. Between stages with frozen layers that use a cache the last one is a note, or None.
+_Sent: TypeAlias = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +489,7 @@ class SegmentRun:
             return
         stage = self._stage_of(p)
         parts = stage.parts
-        flying, values = self._take_forward(p)
+        flying, tensors = self._take_forward(p)
         if parts.identity.is_first:
             self._evaluate_if_due(p, flying.clock)
         self._flying[p] = flying
@@ -511,7 +515,7 @@ class SegmentRun:
         self._emulate(stage)
         started = parts.clock.monotonic()
         with parts.guard:
-            outputs, skipped = self._compute_forward(p, version, values)
+            outputs, skipped = self._compute_forward(p, version, tensors)
         parts.weights.forwarded(p)
         if not identity.is_last:  # there the backward follows at once
             parts.compute.finish()
@@ -544,7 +548,7 @@ class SegmentRun:
             )
             _log.info("memory_policies", minibatch=own, policies=policies_text(policies, first) or "keep")
 
-    def _compute_forward(self, p: Minibatch, version: Version, values: Values) -> tuple[Values, range]:
+    def _compute_forward(self, p: Minibatch, version: Version, tensors: _Sent) -> tuple[_Sent, range]:
         """Read this stage's data of minibatch `p`, run its layers, and on the last stage the loss.
 
         Returns:
@@ -552,13 +556,13 @@ class SegmentRun:
         """
         parts, identity = self._stage_of(p).parts, self._parts.identity
         if not self._reads:
-            return self._run_layers(p, version, values)
+            return self._run_layers(p, version, tensors)
         # An evaluation in between may have taken the place of what was read.
         self._waiter.wait_until(parts.reader.is_ready, lambda: parts.reader.reason)
         batch = parts.reader.take(self._request(p))
-        outputs, skipped = self._run_layers(p, version, batch.inputs if identity.is_first else values)
+        outputs, skipped = self._run_layers(p, version, batch.inputs if identity.is_first else tensors)
         if identity.is_last:
-            self._compute_loss(p, outputs, batch)
+            self._compute_loss(p, tuple(output for output in outputs if output is not None), batch)
         return outputs, skipped
 
     def _request(self, p: Minibatch) -> Request:
@@ -605,28 +609,29 @@ class SegmentRun:
             return
         self._tally.loss(p, MinibatchLoss(loss, weight, num_samples, each))
 
-    def _run_layers(self, p: Minibatch, version: Version, values: Values) -> tuple[Values, range]:
+    def _run_layers(self, p: Minibatch, version: Version, tensors: _Sent) -> tuple[_Sent, range]:
         parts = self._stage_of(p).parts
+        prefix = parts.prefix if parts.prefix is not None and parts.prefix.is_used else None
         saving = Remapping(version.weights) if parts.versions.is_predicting else None
         with failures_after_cut(f"the forward of minibatch {p + parts.shift} on {parts.identity}"):
-            if parts.prefix is None or not parts.prefix.is_used:
-                return parts.compute.forward(p, version.weights, values, saving), range(0)
-            crossed = self._cross_frozen(parts.prefix, p, values)
+            arrived = None if prefix is None else prefix.enter(tensors)
+            if prefix is None or arrived is None:
+                values = tuple(tensor for tensor in tensors if tensor is not None)
+                outputs = parts.compute.forward(p, version.weights, values, saving)
+                return (*outputs, None) if prefix is not None and prefix.sends_note else outputs, range(0)
+            crossed = self._cross_frozen(prefix, p, arrived)
             behind = crossed.arrived
             outputs = parts.compute.forward(p, version.weights, behind.values, saving, first=behind.border)
             own = parts.layers[0].index
             last = min(behind.border, parts.layers[-1].index + 1)
             skipped = range(own, last) if crossed.computed[0] == last else range(own, crossed.computed[0])
-            return (*outputs, behind.note()) if parts.prefix.sends_note else outputs, skipped
+            return (*outputs, behind.note()) if prefix.sends_note else outputs, skipped
 
-    def _cross_frozen(self, prefix: FrozenPrefix, p: Minibatch, values: Values) -> Crossed:
+    def _cross_frozen(self, prefix: FrozenPrefix, p: Minibatch, arrived: AtBorder) -> Crossed:
         """Take minibatch `p` past the frozen layers of this stage, which its cache may spare."""
         parts, identity = self._parts, self._parts.identity
         since = parts.clock.monotonic()
-        crossed = prefix.cross(
-            prefix.entered(values) if identity.is_first else AtBorder.of(values),
-            _FrozenLayers(parts, p),
-        )
+        crossed = prefix.cross(arrived, _FrozenLayers(parts, p))
         parts.history.crossed(
             vw=identity.vw,
             incarnation=identity.incarnation,
@@ -641,15 +646,14 @@ class SegmentRun:
         )
         return crossed
 
-    def _take_forward(self, p: Minibatch) -> tuple[_InFlight, Values]:
+    def _take_forward(self, p: Minibatch) -> tuple[_InFlight, _Sent]:
         if self._parts.identity.is_first:
             exponent = self._newest.updates.scale_exponent(p)
             return _InFlight(self._clocks.chosen(p), exponent, tells_norms=self._tells_norms(p)), ()
         with self._inbox.condition:
             frame = self._inbox.from_upstream.popleft().frame
         assert frame.minibatch == p, f"expected minibatch {p}, got {frame.minibatch}"
-        values = tuple(tensor for tensor in frame.tensors if tensor is not None)
-        return _InFlight(Clock(frame.clock), frame.scale_exponent, tells_norms=frame.tells_norms), values
+        return _InFlight(Clock(frame.clock), frame.scale_exponent, tells_norms=frame.tells_norms), frame.tensors
 
     def _tells_norms(self, p: Minibatch) -> bool:
         """First stage: whether norms of the gradients of `p` may decide what freezes at the segment's planned end.

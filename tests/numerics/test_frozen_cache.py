@@ -15,7 +15,7 @@ import pytest
 from hetpipe.checker import Kind, check_run
 from hetpipe.values.ids import StageIndex, VirtualWorkerIndex
 from hetpipe.values.policies import POLICIES
-from hetpipe.values.run import StageProgress, StageReport
+from hetpipe.values.run import CacheUse, StageProgress, StageReport
 from tests import models
 from tests.checker.cache_corruptions import CACHE_CORRUPTIONS, SAMPLE_CORRUPTIONS, Lines
 from tests.histories import whole_lines
@@ -61,11 +61,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.reasons = set[str]()
+        self.uses: list[CacheUse] = []
 
     def hear(self, vw: VirtualWorkerIndex, stage: StageIndex, report: StageReport) -> None:
         del vw, stage
         if isinstance(report, StageProgress) and report.cache is not None:
             self.reasons.add(report.cache.stopped)
+            self.uses.append(report.cache)
 
 
 def scheduled(weights: Any, kind: str, optimizer: str, cut: tuple[int, ...], **changes: Any) -> Case:
@@ -222,7 +224,8 @@ def test_auto_keeps_nothing_that_does_not_pay(tmp_path: Path, monkeypatch: pytes
     assert not any(line["read"] or line["kept"] for line in found)
     assert any(reason.startswith("it would not pay: a minibatch takes ") for reason in heard.reasons)
     assert any(line["units"] for line in found)
-    assert not any(line["units"] for line in found if line["p"] > 4 * 3), "nobody asks any more"
+    assert max(line["p"] for line in found) <= 4 * 3, "nobody asks any more, and layers compute as without a cache"
+    assert max(use.computed for use in heard.uses) == 3 * 4, "which counts, too"
 
 
 def test_auto_keeps_what_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,8 +75,8 @@ def shard_layout(config: ShardConfig) -> FlatLayout:
 class Shard:
     """Stages, applies and serves the slices of one shard. Thread-safe; `follow` is for one thread.
 
-    Bounded memory: per member at most D + 3 staged waves, the clocks retained by the log, one under construction,
-    and two being written to checkpoints.
+    Bounded memory: per member at most D + 3 staged waves, and what layers that are built anew begin with; the clocks
+    retained by the log, one under construction, and two being written to checkpoints.
     """
 
     def __init__(self, config: ShardConfig, history: HistoryWriter, pushes: PushLog | None = None) -> None:
