@@ -169,7 +169,9 @@ FAMILIES = (
             ),
         ),
     ),
-    Family("study", "Study", (Command("compare", "Train a job under several weight policies."),)),
+    Family(
+        "study", "Study", (Command("compare", "Train a job under several weight policies, or values of its keys."),)
+    ),
 )
 
 

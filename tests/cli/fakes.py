@@ -103,7 +103,7 @@ RESULT: dict[str, Any] = {
     "skipped_updates": {"0": 0, "1": 0},
     "rewinds": 0,
     "frozen": [],
-    "cache": {"reads": 0, "computed": 0, "read_bytes": 0},
+    "cache": {"reads": 0, "computed": 0, "read_bytes": 0, "stopped": ""},
     "conditions": [],
     "proof": None,
     "tokens_per_second": None,

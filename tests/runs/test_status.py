@@ -194,12 +194,13 @@ def test_frozen_layers_are_shown_while_a_job_trains_and_when_it_has_ended(folder
     assert status.lines(folder.path.parent)[2] == line
     told = [{"clock": 1, "frozen": 1, "layers": 1}, {"clock": 3, "frozen": 2, "layers": 4}]
     assert status.to_json()["frozen"] == told
-    cache = {"reads": 30, "computed": 10, "read_bytes": 4096}
+    cache = {"reads": 30, "computed": 10, "read_bytes": 4096, "stopped": "the disk is full"}
     folder.write_result(JobState.FINISHED, {**RESULT, "frozen": told, "cache": cache})
     ended = ask(folder, Away())
     assert ended.frozen == FROZEN
     assert ended.to_json()["cache"] == {**cache, "kept_bytes": 0}
-    assert "cache: 30 minibatches read (4 KiB), 10 computed by stages with frozen layers" in ended.lines(folder.path)
+    read = "cache: 30 minibatches read (4 KiB), 10 computed by stages with frozen layers"
+    assert f"{read}; nothing more is kept: the disk is full" in ended.lines(folder.path)
     assert line in ended.lines(folder.path.parent)
 
 
