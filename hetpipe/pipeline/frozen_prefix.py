@@ -223,15 +223,23 @@ class FrozenPrefix:
             tensors: what enters the model, or those of a frame, the last of which is the note, or None for no note.
         """
         values = tuple(tensor for tensor in tensors if tensor is not None)
-        if not self._is_declined and self._mode == "auto" and not self._stage:
-            self._is_declined = self.cache.is_declined(self._key)
-        if self._is_declined if not self._stage else tensors[-1] is None:
+        arrived: AtBorder | None = None
+        if not self._stage:
+            arrived = self._entered(values)
+        elif tensors[-1] is not None:
+            arrived = AtBorder.of(values)
+        if arrived is None:
             self._use = replace(self._use, computed=self._use.computed + 1)
+        return arrived
+
+    def _entered(self, inputs: Values) -> AtBorder | None:
+        """A minibatch that enters the model; None: no cache is asked for it."""
+        if not self._is_declined and self._mode == "auto":
+            self._is_declined = self.cache.is_declined(self._key)
+        if self._is_declined:
             return None
-        if self._stage:
-            return AtBorder.of(values)
-        units = (digests_of_samples(values) or ()) if self._of_samples else (digest_of(values),)
-        return AtBorder(values, 0, units)
+        units = (digests_of_samples(inputs) or ()) if self._of_samples else (digest_of(inputs),)
+        return AtBorder(inputs, 0, units)
 
     @property
     def _key(self) -> str:

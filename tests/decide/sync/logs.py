@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hetpipe.decide.sync.decision_log import DecisionLog
 from hetpipe.values.ids import ShardIndex, StageIndex, VirtualWorkerIndex, Wave
 from hetpipe.values.requests import Blocks
@@ -24,14 +26,19 @@ SCENARIO = Scenario(
 
 def started(scenario: Scenario = SCENARIO) -> DecisionLog:
     """A log whose members have all joined and whose initial weights are published."""
-    log = DecisionLog(scenario.log_config())
-    for vw, count in enumerate(scenario.num_stages):
+    log = begun(DecisionLog(scenario.log_config()), scenario.num_stages)
+    assert log.published == scenario.start
+    return log
+
+
+def begun(log: DecisionLog, num_stages: Sequence[int] = SCENARIO.num_stages) -> DecisionLog:
+    """All members of `log` join, and its initial weights are published."""
+    for vw, count in enumerate(num_stages):
         for stage in range(count):
             log.join(VW[vw], LIFE, StageIndex(stage))
             if vw == 0:
                 log.initialized(VW[vw], LIFE, StageIndex(stage))
     acknowledge(log)
-    assert log.published == scenario.start
     return log
 
 

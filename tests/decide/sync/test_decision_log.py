@@ -36,7 +36,7 @@ from hetpipe.values.sync import (
     WaveChange,
     WaveNumbers,
 )
-from tests.decide.sync.logs import SCENARIO, VW, acknowledge, commit, started
+from tests.decide.sync.logs import SCENARIO, VW, acknowledge, begun, commit, started
 from tests.decide.sync.scenario import LIFE, TERM
 
 
@@ -531,14 +531,7 @@ def planned(*changes: PlanChange, freezing: Freezing | None = None) -> DecisionL
     first = PlanVersion.following(None, CUT)
     membership = replace(SCENARIO.log_config().membership, plans={VW[0]: first})
     config = replace(SCENARIO.log_config(), membership=membership, plan_changes=changes, freezing=freezing)
-    log = DecisionLog(config)
-    for vw, count in enumerate(SCENARIO.num_stages):
-        for stage in range(count):
-            log.join(VW[vw], LIFE, StageIndex(stage))
-            if vw == 0:
-                log.initialized(VW[vw], LIFE, StageIndex(stage))
-    acknowledge(log)
-    return log
+    return begun(DecisionLog(config))
 
 
 def rejoined(log: DecisionLog, life: int, bounds: tuple[int, ...]) -> SegmentMember:
@@ -685,31 +678,15 @@ def freezing(
 ) -> DecisionLog:
     """A log that has started: six layers, of which the second and the fifth have no parameters."""
     config = SCENARIO.log_config()
-    log = DecisionLog(
-        replace(
-            config,
-            freezing=Freezing((0, 2, 3, 5), changes, alpha=alpha, every_waves=every_waves),
-            progress=replace(config.progress, frozen=start),
+    return begun(
+        DecisionLog(
+            replace(
+                config,
+                freezing=Freezing((0, 2, 3, 5), changes, alpha=alpha, every_waves=every_waves),
+                progress=replace(config.progress, frozen=start),
+            )
         )
     )
-    for vw, count in enumerate(SCENARIO.num_stages):
-        for stage in range(count):
-            log.join(VW[vw], LIFE, StageIndex(stage))
-            if vw == 0:
-                log.initialized(VW[vw], LIFE, StageIndex(stage))
-    acknowledge(log)
-    return log
-
-
-def begun(log: DecisionLog) -> DecisionLog:
-    """Everybody has joined, and w^(0) is published."""
-    for vw, count in enumerate(SCENARIO.num_stages):
-        for stage in range(count):
-            log.join(VW[vw], LIFE, StageIndex(stage))
-            if vw == 0:
-                log.initialized(VW[vw], LIFE, StageIndex(stage))
-    acknowledge(log)
-    return log
 
 
 def frozen(log: DecisionLog) -> tuple[int, int]:
@@ -1034,14 +1011,7 @@ class TestMoves:
 def resized(*changes: WaveChange, start: Progress | None = None) -> DecisionLog:
     """A log that has started, with changes of N ahead."""
     config = replace(SCENARIO.log_config(), wave_changes=changes)
-    log = DecisionLog(config if start is None else replace(config, progress=start))
-    for vw, count in enumerate(SCENARIO.num_stages):
-        for stage in range(count):
-            log.join(VW[vw], LIFE, StageIndex(stage))
-            if vw == 0:
-                log.initialized(VW[vw], LIFE, StageIndex(stage))
-    acknowledge(log)
-    return log
+    return begun(DecisionLog(config if start is None else replace(config, progress=start)))
 
 
 class TestWaves:
@@ -1097,14 +1067,7 @@ class TestMembers:
     """Virtual workers leave and come back where the script says (`plan-versions.md` §7)."""
 
     def log(self, *changes: MemberChange) -> DecisionLog:
-        log = DecisionLog(replace(SCENARIO.log_config(), member_changes=changes))
-        for vw, count in enumerate(SCENARIO.num_stages):
-            for stage in range(count):
-                log.join(VW[vw], LIFE, StageIndex(stage))
-                if vw == 0:
-                    log.initialized(VW[vw], LIFE, StageIndex(stage))
-        acknowledge(log)
-        return log
+        return begun(DecisionLog(replace(SCENARIO.log_config(), member_changes=changes)))
 
     def on_others(self, log: DecisionLog, upto: int) -> None:
         for _ in range(4 * upto):

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
 from hetpipe.decide.planner.costs import Costs
@@ -41,9 +43,9 @@ _ZERO, _ERROR = 1e-12, 1e-6
 
 def upper_bound(jobs: Jobs) -> float:
     """Upper bound on the samples per second of any allocation of these devices; infinite if stages may take no time."""
-    costs, kinds = jobs.costs, sorted(set(jobs.devices.values()))
-    given = list(jobs.devices.values())
-    counts = [given.count(kind) for kind in kinds]
+    costs, available = jobs.costs, Counter(jobs.devices.values())
+    kinds = sorted(available)
+    counts = [available[kind] for kind in kinds]
     cuts = (0, *costs.allowed, costs.num_layers)
     shortest = max(min(costs.compute_ticks(kind, cuts[i], cuts[i + 1]) for kind in kinds) for i in range(len(cuts) - 1))
     if not shortest:
@@ -91,8 +93,8 @@ def most_workers(costs: Costs, kinds: Sequence[str], counts: Sequence[int], long
                 return 0.0
             price, used = found
             if price:
-                bound = min(bound, sum(map(float.__mul__, prices, map(float, counts))) / price)
-            if sum(map(float.__mul__, profits, values)) >= bound * (1 - _PRICED):
+                bound = min(bound, sum(map(operator.mul, prices, counts)) / price)
+            if sum(map(operator.mul, profits, values)) >= bound * (1 - _PRICED):
                 break
             profit = 1.0
             entering = [sum(inverse[row][column] * used[column] for column in num_kinds) for row in num_kinds]
